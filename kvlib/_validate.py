@@ -33,7 +33,7 @@ def real(name, value, *, low=None, high=None, above=None, hint=""):
     if not math.isfinite(value):
         raise ValueError(f"{name}={value}; it must be finite. {hint or 'Write a finite number.'}")
     if above is not None and not value > above:
-        raise ValueError(f"{name}={value}; it must be above {above}. {hint or 'Write more.'}")
+        raise ValueError(f"{name}={value}; it must be above {above}. {hint or 'Pass more.'}")
     return float(_in_range(name, value, low, high, hint))
 
 
@@ -48,9 +48,13 @@ def one_of(name, value, allowed):
 
 def _in_range(name, value, low, high, hint):
     if low is not None and value < low:
-        raise ValueError(f"{name}={value}; it must be at least {low}. {hint or f'Use {low}+.'}")
+        raise ValueError(
+            f"{name}={value}; it must be at least {low}. {hint or f'Pass {low} or more.'}"
+        )
     if high is not None and value > high:
-        raise ValueError(f"{name}={value}; it must be at most {high}. {hint or 'Use less.'}")
+        raise ValueError(
+            f"{name}={value}; it must be at most {high}. {hint or f'Pass {high} or less.'}"
+        )
     return value
 
 

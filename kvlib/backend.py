@@ -1,0 +1,99 @@
+"""Which array library serves a call. The only module that imports CuPy, and only when asked."""
+
+import functools
+import sys
+
+import numpy as np
+
+
+def array_module(*arrays):
+    """
+    Return the module that the arrays belong to [module].
+
+    Parameters
+    ----------
+    *arrays : numpy.ndarray or cupy.ndarray
+        Arrays of one call, all on the same side; other objects are ignored.
+
+    Returns
+    -------
+    module
+        ``numpy`` or ``cupy``.
+
+    Raises
+    ------
+    TypeError
+        If NumPy and CuPy arrays are mixed: nothing is moved between CPU and GPU silently.
+
+    Notes
+    -----
+    CuPy is never imported just to ask: an array can be CuPy's only if CuPy is loaded already.
+
+    Examples
+    --------
+    >>> array_module(np.zeros(3)).__name__
+    'numpy'
+    """
+    cupy = sys.modules.get("cupy")
+    on_gpu = [cupy is not None and isinstance(array, cupy.ndarray) for array in arrays]
+    on_cpu = [isinstance(array, np.ndarray) for array in arrays]
+    if any(on_gpu) and any(on_cpu):
+        raise TypeError(
+            "arrays=NumPy and CuPy mixed; one call works on one side. "
+            "Use cupy.asarray(...) or cupy.asnumpy(...) first."
+        )
+    return cupy if any(on_gpu) else np
+
+
+@functools.cache
+def gpu_status():
+    """
+    Say whether a GPU can be used, and if not why.
+
+    Returns
+    -------
+    usable : bool
+        True only after a tiny kernel was compiled, launched and gave the right answer.
+    reason : str
+        The device's name, or what is missing in words.
+
+    Examples
+    --------
+    >>> usable, reason = gpu_status()
+    >>> isinstance(usable, bool) and bool(reason)
+    True
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        return False, f"CuPy is not installed ({error}); NumPy does everything."
+    runtime = cupy.cuda.runtime
+    # CuPy fails in many ways on a broken driver; each is a reason to report, none a crash.
+    try:
+        if not runtime.getDeviceCount():
+            return False, "No CUDA device is visible; NumPy does everything."
+        answer = int((cupy.arange(4, dtype="int32") * 2).sum())
+        name = runtime.getDeviceProperties(0)["name"].decode()
+    except Exception as error:
+        return False, f"The GPU cannot be used ({type(error).__name__}: {error}); NumPy does all."
+    if answer != 12:
+        return False, f"A test kernel gave {answer} instead of 12; NumPy does everything."
+    return True, name
+
+
+def device_name():
+    """
+    Name what a call without arrays of its own runs on.
+
+    Returns
+    -------
+    str
+        The GPU's name, or ``'CPU (NumPy ...)'``.
+
+    Examples
+    --------
+    >>> device_name() != ""
+    True
+    """
+    usable, reason = gpu_status()
+    return reason if usable else f"CPU (NumPy {np.__version__})"
