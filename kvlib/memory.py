@@ -508,8 +508,8 @@ def _rate(group, k_layout, v_layout, tensor_parallel):
         values = heads * width
         if values % layout.group_size:
             raise ValueError(
-                f"dtype={layout.name!r}; groups of {layout.group_size} must divide the {values} values "
-                "that a token stores in a layer of a rank. Use a smaller group."
+                f"dtype={layout.name!r}; its groups must divide the {values} values that a token "
+                "stores in a layer of a rank. Use a smaller group."
             )
         bits += values * _bits(layout)
     state_bytes, rest = divmod(group.state_bytes * heads, group.num_kv_heads)
