@@ -1,9 +1,11 @@
 """What a model stores per token: its layer groups, read from a few numbers or a config.json."""
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from kvlib._data import read_json
 from kvlib._validate import one_of, whole
@@ -368,6 +370,43 @@ def find_model(name):
     62
     """
     return _presets()[one_of("name", name, _presets())]
+
+
+def released_weight_bytes(name):
+    """
+    Return what a preset's released weights take [bytes].
+
+    Parameters
+    ----------
+    name : str
+        A key of `load_models`.
+
+    Returns
+    -------
+    int
+        Parameters times the released checkpoint's bits per parameter, rounded up [bytes].
+
+    Raises
+    ------
+    ValueError
+        If there is no preset of that name; the message suggests the nearest.
+
+    Notes
+    -----
+    Draft (multi-token prediction) layers are left out and tied embeddings counted once, as model
+    cards do. Mixed-precision checkpoints carry their mean width.
+
+    References
+    ----------
+    .. [1] data/model_parameters.json, each entry with its source.
+
+    Examples
+    --------
+    >>> released_weight_bytes("qwen3-0.6b")
+    1192099840
+    """
+    entry = read_json("model_parameters.json")[find_model(name).name]
+    return math.ceil(entry["parameters"] * Fraction(str(entry["weight_bits"])) / 8)
 
 
 @dataclass(frozen=True, kw_only=True)
