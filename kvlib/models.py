@@ -4,7 +4,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from kvlib._data import read_json
@@ -88,6 +88,21 @@ class LayerGroup:
             ``num_layers * num_kv_heads * (k_dim + v_dim)``.
         """
         return self.num_layers * self.num_kv_heads * (self.k_dim + self.v_dim)
+
+    @property
+    def label(self):
+        """
+        Say in words what the layers keep [text].
+
+        Returns
+        -------
+        str
+            For example ``'52 layers with window 1,024'``.
+        """
+        if not self.k_dim and not self.v_dim:
+            return f"{self.num_layers} linear layers (constant)"
+        kept = "full layers" if self.window is None else f"layers with window {self.window:,}"
+        return f"{self.num_layers} {kept}"
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -309,12 +324,13 @@ class ModelShape:
         return len(self.layer_groups) == 1 and plain
 
     def __repr__(self):
-        tail = f"num_heads={self.num_heads}, name={self.name!r})"
+        heads = "" if self.num_heads is None else f", num_heads={self.num_heads}"
+        tail = heads + ("" if self.name == "custom" else f", name={self.name!r}") + ")"
         if not self.is_uniform:
-            return f"ModelShape.from_groups({list(self.layer_groups)}, {tail}"
+            return f"ModelShape.from_groups({list(self.layer_groups)}{tail}"
         return (
             f"ModelShape(num_layers={self.num_layers}, num_kv_heads={self.num_kv_heads}, "
-            f"head_dim={self.head_dim}, {tail}"
+            f"head_dim={self.head_dim}{tail}"
         )
 
 
@@ -370,6 +386,49 @@ def find_model(name):
     62
     """
     return _presets()[one_of("name", name, _presets())]
+
+
+def attention_variants(shape):
+    """
+    Return what a model would be with other attention, to draw beside it.
+
+    Parameters
+    ----------
+    shape : ModelShape
+        The model.
+
+    Returns
+    -------
+    dict of str to ModelShape
+        For a uniform model that knows its query heads: the same with as many KV heads (MHA), with
+        8 (GQA) and with 1 (MQA), those that differ from it. For a model with windows: the same
+        with every layer keeping every token. Else empty: the formula of MLA has no such factor.
+
+    Examples
+    --------
+    >>> list(attention_variants(find_model("llama-3.1-8b")))
+    ['MHA, 32 KV heads', 'MQA, 1 KV head']
+    >>> list(attention_variants(find_model("gemma-3-27b")))
+    ['all layers full']
+    """
+    if any(group.window for group in shape.layer_groups):
+        full = [replace(group, window=None) for group in shape.layer_groups]
+        return {"all layers full": ModelShape.from_groups(full, num_heads=shape.num_heads)}
+    if not shape.is_uniform or shape.num_heads is None:
+        return {}
+    heads = {"MHA": shape.num_heads, "GQA": 8, "MQA": 1}
+    return {
+        f"{name}, {count} KV head{'s' if count > 1 else ''}": ModelShape(
+            num_layers=shape.num_layers,
+            num_kv_heads=count,
+            head_dim=shape.head_dim,
+            num_heads=shape.num_heads,
+        )
+        for name, count in heads.items()
+        if shape.num_heads % count == 0
+        and count != shape.num_kv_heads
+        and (name != "GQA" or 1 < count < shape.num_heads)
+    }
 
 
 def released_weight_bytes(name):

@@ -1,0 +1,152 @@
+"""Start JupyterLab on the chapters and open one in Chromium, as a reader would."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+# A click on Run All before the kernel answers is lost; wait inside the page instead.
+_RUN_ALL = """async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  const notebook = app.shell.currentWidget;
+  await notebook.context.ready;
+  await notebook.sessionContext.ready;
+  await notebook.sessionContext.session.kernel.info;
+  return app.commands.execute('notebook:run-all-cells');
+}"""
+
+
+def chromium_path():
+    """Return Chromium's path, or None if there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    return os.environ.get("KVLIB_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def lab_server(folder=NOTEBOOKS, home=None):
+    """Serve a folder with JupyterLab on a free loopback port; give its base URL."""
+    home, port = Path(home), free_port()
+    environment = os.environ | {
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        "IPYTHONDIR": str(home / "ipython"),
+    }
+    options = [
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=kvlib",
+        f"--ServerApp.root_dir={folder}",
+        f"--LabApp.app_settings_dir={NOTEBOOKS / 'lab'}",
+        "--expose-app-in-browser",
+    ]
+    with open(home / "lab.log", "wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options],
+            env=environment, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/api", server, home / "lab.log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _wait_for(url, server, log):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=1).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def delayed(base_url, seconds):
+    """Put a far-away network between browser and server: every byte arrives later; give a URL."""
+    target = int(base_url.rpartition(":")[2])
+    loop = asyncio.new_event_loop()
+
+    async def carry(reader, writer):
+        queue = asyncio.Queue()
+
+        async def deliver():
+            while True:
+                due, chunk = await queue.get()
+                await asyncio.sleep(max(0, due - loop.time()))
+                if not chunk:
+                    return writer.close()
+                writer.write(chunk)
+                await writer.drain()
+
+        delivery = asyncio.ensure_future(deliver())
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(65_536):
+                queue.put_nowait((loop.time() + seconds / 2, chunk))
+        queue.put_nowait((loop.time(), b""))
+        with contextlib.suppress(ConnectionError):
+            await delivery
+
+    async def connect(reader, writer):
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
+        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    starting = asyncio.start_server(connect, "127.0.0.1", 0)
+    server = asyncio.run_coroutine_threadsafe(starting, loop).result(10)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+
+
+def open_chapter(page, base_url, name, *, run=True):
+    """Open one notebook in JupyterLab and run it; fail if a cell shows an error."""
+    page.goto(f"{base_url}/doc/tree/{name}.ipynb?reset&token=kvlib")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
+    if not run:
+        return
+    assert page.evaluate(_RUN_ALL), f"{name}: a cell failed"
+    errors = page.locator("[data-mime-type='application/vnd.jupyter.error']")
+    assert errors.count() == 0, errors.all_inner_texts()
+    page.locator(".kv-panel").first.wait_for(timeout=30_000)
+
+
+def stop_kernels(page):
+    page.evaluate("async () => window.jupyterapp.serviceManager.sessions.shutdownAll()")

@@ -1,0 +1,292 @@
+"""Every panel of every chapter, as a reader with a keyboard meets it."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import kvlib
+
+from . import lab
+
+pytestmark = pytest.mark.browser
+
+CHAPTERS = sorted(path.stem for path in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
+SHOTS = Path(__file__).parent / "shots"
+_PUBLIC = [info.name for info in pkgutil.iter_modules(kvlib.__path__) if info.name[0] != "_"]
+_PICTURE_DIGEST = """async (image) => {
+  const bytes = await (await fetch(image.src)).arrayBuffer();
+  const digest = await crypto.subtle.digest('SHA-256', bytes);
+  return image.naturalWidth + ':' + Array.from(new Uint8Array(digest)).join();
+}"""
+
+
+@pytest.fixture(scope="module")
+def namespace():
+    """What a sentence's code needs: the public modules by name."""
+    names = [name for name in _PUBLIC if name not in ("__main__", "gpucheck")]
+    return {name: importlib.import_module(f"kvlib.{name}") for name in names}
+
+
+@pytest.fixture(scope="module", params=CHAPTERS)
+def chapter(request, browser, server):
+    """A chapter that has run, in a window as wide as a small laptop's."""
+    page = browser.new_page(viewport={"width": 1024, "height": 900})
+    lab.open_chapter(page, server, request.param)
+    page.chapter_name = request.param
+    yield page
+    lab.stop_kernels(page)
+    page.close()
+
+
+class Panel:
+    """What a reader sees of one panel."""
+
+    def __init__(self, root):
+        self.root, self.page = root, root.page
+        root.scroll_into_view_if_needed()
+        skip = root.get_by_role("button", name="Just show me")
+        if skip.count() and skip.is_visible():
+            skip.click()
+        self.until(lambda: self.sentence != "", "a sentence")
+        fold = root.get_by_role("button", name="Assumptions")
+        if fold.count() and root.locator(".widget-toggle-button.mod-active").count() == 0:
+            fold.press("Space")
+            self.page.wait_for_timeout(300)
+
+    @property
+    def sentence(self):
+        return self.root.locator(".kv-sentence .widget-html-content").inner_text()
+
+    @property
+    def picture(self):
+        return self.root.locator("img.kv-picture").evaluate(_PICTURE_DIGEST)
+
+    def until(self, condition, what):
+        for _ in range(200):
+            if condition():
+                return
+            self.page.wait_for_timeout(25)
+        raise AssertionError(f"waited 5 s for {what}; sentence: {self.sentence!r}")
+
+    def press(self, slider, key="ArrowRight"):
+        """Press a key on a slider; wait for a new picture and a new sentence."""
+        sentence, picture = self.sentence, self.picture
+        slider.press(key)
+        self.until(lambda: self.sentence != sentence, f"a sentence other than {sentence!r}")
+        self.until(lambda: self.picture != picture, "another picture")
+
+    def settle(self):
+        self.page.wait_for_timeout(600)
+
+
+def panels_of(page):
+    found = [Panel(root) for root in page.locator(".kv-panel").all()]
+    assert found, "the chapter has no panel"
+    return found
+
+
+def check_code(panel, namespace):
+    """The code in the sentence gives a number that stands in the sentence."""
+    code = panel.root.locator(".kv-sentence code").last.inner_text()
+    value = eval(code, dict(namespace))
+    words = panel.sentence.replace(code, "")
+    assert re.search(rf"(?<![\d.,]){re.escape(f'{value:,}')}(?![\d]|[.,]\d)", words), (value, words)
+
+
+def position(slider):
+    return int(float(slider.get_attribute("aria-valuenow")))
+
+
+def check_no_traceback(page):
+    for kind in ("error", "stderr"):
+        shown = page.locator(f"[data-mime-type='application/vnd.jupyter.{kind}']")
+        assert shown.count() == 0, shown.all_inner_texts()
+
+
+def test_every_slider_moves_picture_and_sentence(chapter, namespace):
+    for panel in panels_of(chapter):
+        check_code(panel, namespace)
+        sliders = panel.root.get_by_role("slider")
+        for k in range(sliders.count()):
+            slider = sliders.nth(k)
+            at_end = slider.get_attribute("aria-valuenow") == slider.get_attribute("aria-valuemax")
+            panel.press(slider, "ArrowLeft" if at_end else "ArrowRight")
+            check_code(panel, namespace)
+    check_no_traceback(chapter)
+
+
+def test_every_list_moves_the_sentence(chapter, namespace):
+    for panel in panels_of(chapter):
+        lists = panel.root.get_by_role("combobox")
+        for k in range(lists.count()):
+            sentence, chosen = panel.sentence, lists.nth(k).input_value()
+            options = lists.nth(k).locator("option").all_inner_texts()
+            lists.nth(k).select_option(next(text for text in options[::-1] if text != chosen))
+            panel.until(lambda before=sentence, now=panel: now.sentence != before, "a sentence")
+        panel.root.get_by_role("button", name="Reset").click()
+        panel.settle()
+        check_code(panel, namespace)
+    check_no_traceback(chapter)
+
+
+def test_reset_returns_to_the_text(chapter):
+    for panel in panels_of(chapter):
+        reset = panel.root.get_by_role("button", name="Reset")
+        reset.click()
+        panel.settle()
+        sentence, picture = panel.sentence, panel.picture
+        panel.press(panel.root.get_by_role("slider").first)
+        reset.click()
+        panel.until(lambda now=panel, want=sentence: now.sentence == want, "the first sentence")
+        panel.until(lambda now=panel, want=picture: now.picture == want, "the first picture")
+
+
+def test_number_box_takes_a_number_between_the_steps(chapter):
+    for panel in panels_of(chapter):
+        box = panel.root.get_by_role("spinbutton").first
+        sentence, value = panel.sentence, int(float(box.input_value()))
+        box.fill(str(value + 1))
+        box.press("Enter")
+        panel.until(lambda now=panel, before=sentence: now.sentence != before, "a new sentence")
+        assert float(box.input_value()) == value + 1
+        panel.root.get_by_role("button", name="Reset").click()
+        panel.settle()
+
+
+def test_every_box_list_and_button_has_a_name(chapter):
+    for panel in panels_of(chapter):
+        for role in ("spinbutton", "combobox", "button"):
+            named = panel.root.aria_snapshot().count(f'- {role} "')
+            assert named == panel.root.get_by_role(role).count(), (role, panel.root.aria_snapshot())
+        sliders = panel.root.get_by_role("slider").count()
+        assert sliders == panel.root.get_by_role("spinbutton").count(), "a slider without its box"
+
+
+def test_panel_stays_inside_a_narrow_window_and_keeps_its_size(chapter):
+    SHOTS.mkdir(exist_ok=True)
+    for number, panel in enumerate(panels_of(chapter)):
+        picture = panel.root.locator("img.kv-picture")
+        before = picture.bounding_box()
+        notebook = chapter.locator(".jp-Notebook").bounding_box()
+        assert before["x"] + before["width"] <= notebook["x"] + notebook["width"]
+        assert panel.root.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
+        panel.press(panel.root.get_by_role("slider").first, "ArrowLeft")
+        after = picture.bounding_box()
+        assert (after["width"], after["height"]) == (before["width"], before["height"])
+        panel.settle()
+        assert picture.evaluate("image => image.naturalWidth") == 2 * 720  # sharp when idle
+        panel.root.screenshot(path=SHOTS / f"{chapter.chapter_name}_{number + 1}.png")
+        panel.root.get_by_role("button", name="Reset").click()
+        panel.settle()
+
+
+def test_a_burst_of_keys_is_answered_with_few_redraws_and_the_last_value(chapter):
+    panel = panels_of(chapter)[0]
+    slider = panel.root.get_by_role("slider").first
+    start = position(slider)
+    chapter.evaluate("""() => {
+      window.redraws = 0;
+      const image = document.querySelector('img.kv-picture');
+      window.watcher = new MutationObserver(() => { window.redraws += 1; });
+      window.watcher.observe(image, {attributes: true, attributeFilter: ['src']});
+    }""")
+    slider.focus()
+    for _ in range(25):
+        chapter.keyboard.down("ArrowRight")
+    chapter.keyboard.up("ArrowRight")
+    box = panel.root.get_by_role("spinbutton").first
+    panel.until(lambda: position(slider) == start + 25, "25 steps")
+    panel.settle()
+    redraws = chapter.evaluate("() => { window.watcher.disconnect(); return window.redraws; }")
+    assert 1 <= redraws < 25, redraws
+    assert box.input_value() in panel.sentence.replace(",", "")
+    panel.root.get_by_role("button", name="Reset").click()
+    panel.settle()
+
+
+def test_a_far_away_server_keeps_the_last_value_and_the_thumb(browser, server):
+    with lab.delayed(server, seconds=0.15) as far_url:
+        page = browser.new_page(viewport={"width": 1024, "height": 900})
+        lab.open_chapter(page, far_url, CHAPTERS[0])
+        panel = panels_of(page)[0]
+        slider = panel.root.get_by_role("slider").first
+        start = position(slider)
+        slider.focus()
+        page.evaluate("""() => {
+          window.seen = [];
+          const thumb = document.activeElement;
+          window.sampler = setInterval(
+            () => window.seen.push(Number(thumb.getAttribute('aria-valuenow'))), 10);
+        }""")
+        for _ in range(20):
+            slider.press("ArrowRight")
+            page.wait_for_timeout(30)
+        box = panel.root.get_by_role("spinbutton").first
+        panel.until(lambda: box.input_value() in panel.sentence, "the last value in the sentence")
+        page.wait_for_timeout(1000)
+        seen = page.evaluate("() => { clearInterval(window.sampler); return window.seen; }")
+        assert seen == sorted(seen), "the thumb jumped back"
+        assert seen[-1] == start + 20
+        lab.stop_kernels(page)
+        page.close()
+
+
+def test_a_fresh_open_shows_every_picture_without_a_kernel(browser, server):
+    page = browser.new_page(viewport={"width": 1024, "height": 900})
+    for name in CHAPTERS:
+        lab.open_chapter(page, server, name, run=False)
+        page.wait_for_timeout(1000)
+        pictures = page.locator(".jp-OutputArea-output img")
+        assert pictures.count() >= 1
+        for k in range(pictures.count()):
+            assert pictures.nth(k).evaluate("image => image.naturalWidth") > 0
+        assert "Error displaying widget" not in page.locator(".jp-Notebook").inner_text()
+    page.close()
+
+
+@pytest.fixture
+def first_chapter(browser, server):
+    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    lab.open_chapter(page, server, "01_bytes_per_token")
+    yield page
+    lab.stop_kernels(page)
+    page.close()
+
+
+def test_the_guess_comes_first_and_stays(first_chapter):
+    root = first_chapter.locator(".kv-panel").first
+    assert root.locator(".kv-sentence .widget-html-content").inner_text() == ""
+    assert root.get_by_role("spinbutton").first.is_disabled()
+    veiled = root.locator("img.kv-picture").evaluate(_PICTURE_DIGEST)
+    for name in ("qwen3-0.6b", "llama-3.1-8b", "deepseek-v3"):
+        root.get_by_role("button", name=name).click()
+    panel = Panel(root)
+    panel.until(lambda: panel.picture != veiled, "the truth")
+    assert not root.get_by_role("button", name="deepseek-v3").is_visible()
+    assert root.get_by_role("spinbutton").first.is_enabled()
+    panel.settle()
+    SHOTS.mkdir(exist_ok=True)
+    root.screenshot(path=SHOTS / "01_bytes_per_token_guessed.png")
+
+
+def test_a_preset_moves_the_sliders_and_a_slider_makes_it_custom(first_chapter, namespace):
+    panel = panels_of(first_chapter)[1]
+    model = panel.root.get_by_role("combobox", name="model")
+    model.select_option("qwen3-8b")
+    panel.until(lambda: "qwen3-8b on one" in panel.sentence, "the preset in the sentence")
+    shape = namespace["models"].find_model("qwen3-8b")
+    boxes = {"layers": shape.num_layers, "KV heads": shape.num_kv_heads, "head_dim": shape.head_dim}
+    for name, value in boxes.items():
+        box = panel.root.get_by_role("spinbutton", name=name, exact=True)
+        panel.until(lambda box=box, want=str(value): box.input_value() == want, f"{name}={value}")
+    check_code(panel, namespace)
+    box = panel.root.get_by_role("spinbutton", name="KV heads", exact=True)
+    box.fill("4")
+    box.press("Enter")
+    panel.until(lambda: model.input_value() == "custom", "the preset to turn custom")
+    panel.until(lambda: "custom on one" in panel.sentence, "custom in the sentence")
+    check_code(panel, namespace)
+    check_no_traceback(first_chapter)

@@ -1,0 +1,102 @@
+"""What must hold for every chapter: its panels bear any values, its rows come from SYMBOLS.md."""
+
+import random
+import re
+from pathlib import Path
+
+import jupytext
+import pytest
+
+from kvlib import panel
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+SOURCES = sorted((NOTEBOOKS / "src").glob("[0-9]*.py"))
+_ROW = re.compile(r"^\| (\$.+?\$) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids=lambda path: path.stem)
+def source(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def panels(source):
+    """Run a chapter's code in this process and collect its panels."""
+    found, build = [], panel.Panel.__init__
+
+    def record(self, *arguments, **keywords):
+        build(self, *arguments, **keywords)
+        found.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panel.Panel, "__init__", record)
+        patch.chdir(NOTEBOOKS)
+        names = {}
+        for cell in jupytext.read(source).cells:
+            if cell.cell_type == "code":
+                exec(compile(cell.source, source.name, "exec"), names)
+    assert found, "a chapter has at least one panel"
+    return found
+
+
+def test_no_combination_of_values_ends_in_a_traceback(panels):
+    rng = random.Random(1)
+    for each in panels:
+        for _ in range(60):
+            values = {}
+            for name, control in each.controls.items():
+                if isinstance(control, panel.Choice):
+                    values[name] = rng.choice(control.list.options)
+                else:
+                    low, high = control.box.min, control.box.max
+                    ends = [low, high, rng.choice(control.steps.tolist())]
+                    values[name] = rng.choice([*ends, type(low)(rng.uniform(low, high))])
+            each.set(**values)
+            assert each.sentence
+        each.reset()
+
+
+def test_every_control_moves_the_sentence(panels):
+    for each in panels:
+        each.reset()
+        for name, control in each.controls.items():
+            before = each.sentence
+            if isinstance(control, panel.Slider):
+                at_end = control.thumb.value == control.thumb.max
+                control.thumb.value += -1 if at_end else 1
+            else:
+                options = [option for option in control.list.options if option != control.value]
+                control.list.value = options[-1]
+            assert each.sentence != before, name
+            each.reset()
+
+
+def test_at_most_four_controls_are_in_view(panels):
+    for each in panels:
+        in_view = each.children[1].children[:-1]  # the last one is Reset
+        assert len(in_view) <= 4
+
+
+def test_symbol_rows_are_copied_from_the_symbol_table(source):
+    listed = {row[0]: row[1:4] for row in _ROW.findall((NOTEBOOKS / "SYMBOLS.md").read_text())}
+    text = "\n".join(cell.source for cell in jupytext.read(source).cells)
+    rows = _ROW.findall(text)
+    assert rows, "a chapter explains its symbols in a table"
+    for symbol, *rest, _today in rows:
+        assert tuple(rest) == listed.get(symbol), symbol
+
+
+def test_a_chapter_has_its_parts_in_order(source):
+    text = "\n".join(cell.source for cell in jupytext.read(source).cells)
+    parts = [
+        "# ",
+        "In a hurry",
+        r"\tag{",
+        "## Exercises",
+        "## What the formula leaves out",
+        "## References",
+    ]
+    positions = [text.find(part) for part in parts]
+    assert -1 not in positions
+    assert positions == sorted(positions)
+    assert re.search(r"^[^\n]*[\u4e00-\u9fff]", text.split("\n\n")[1]), "one line in Chinese"

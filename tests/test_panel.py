@@ -1,0 +1,200 @@
+"""The panel without a browser: controls, presets, veil, stored output, bad values."""
+
+import base64
+import io
+import random
+import threading
+
+import pytest
+from PIL import Image
+
+from kvlib import figures
+from kvlib.panel import Choice, Guess, Panel, Slider, as_python
+
+
+class Strip(figures.Picture):
+    """A bar whose length is the number."""
+
+    width, height = 300, 100
+
+    def build(self):
+        self.axes = self.figure.add_axes((0.1, 0.3, 0.8, 0.5))
+        self.axes.set_xlim(0, 100)
+        self.line = self.moving(self.axes.plot([0, 1], [0, 0], lw=6)[0])
+        self.words = self.label(0.1, 0.9)
+
+    def update(self, total):
+        self.line.set_xdata([0, total])
+        self.words.set_text(f"total {total}")
+        return f"total {total} `memory.f({total})`"
+
+
+def add(a, b, kind):
+    if a + b > 150:
+        raise ValueError(f"a={a}; a + b must stay at or below 150. Use a smaller a.")
+    return {"total": a + b + (1 if kind == "odd" else 0)}
+
+
+def make_panel(**more):
+    return Panel(
+        Strip(),
+        add,
+        a=Slider("first", 10, range(101)),
+        b=Slider("second", 20, [1, 2, 4, 8, 20, 100]),
+        kind=Choice("kind", "even", ["even", "odd", "custom"]),
+        **more,
+    )
+
+
+def test_a_drag_moves_box_value_sentence_and_picture():
+    panel = make_panel()
+    before = panel._image.value
+    panel.controls["b"].thumb.value = 5
+    assert panel.controls["b"].box.value == 100
+    assert panel.values == {"a": 10, "b": 100, "kind": "even"}
+    assert panel.sentence == "total 110 `memory.f(110)`"
+    assert panel._image.value != before
+    assert "<code>memory.f(110)</code>" in panel._words.value
+
+
+def test_the_box_takes_a_number_between_the_steps():
+    panel = make_panel()
+    panel.controls["b"].box.value = 15
+    assert panel.values["b"] == 15
+    assert (
+        panel.controls["b"].thumb.value == 4
+    )  # 20 is the nearest step, and stays beside the value
+    assert panel.sentence.startswith("total 25")
+
+
+def test_reset_returns_every_control():
+    panel = make_panel()
+    first = panel.sentence
+    panel.set(a=77, b=8, kind="odd")
+    assert panel.sentence.startswith("total 86")
+    panel.reset()
+    assert (panel.values, panel.sentence) == ({"a": 10, "b": 20, "kind": "even"}, first)
+
+
+def test_a_preset_sets_others_and_moving_one_makes_it_custom():
+    panel = make_panel(presets={"kind": {"odd": {"a": 3, "b": 4}, "even": {"a": 10}}})
+    panel.controls["kind"].list.value = "odd"
+    assert panel.values == {"a": 3, "b": 4, "kind": "odd"}
+    panel.controls["a"].thumb.value = 5
+    assert panel.values == {"a": 5, "b": 4, "kind": "custom"}
+
+
+def test_values_without_an_answer_are_explained_over_a_bare_picture():
+    panel = make_panel()
+    panel.set(a=100, b=100)
+    assert panel.sentence == "a=100; a + b must stay at or below 150. Use a smaller a."
+    assert panel._image.value == panel.picture.png(2, cover=panel.sentence)
+    panel.set(a=1)
+    assert panel.sentence.startswith("total 101")
+
+
+def test_a_mistake_in_a_picture_is_not_shown_as_the_reader_s():
+    panel = make_panel()
+    panel.picture.update = lambda **numbers: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        panel.set(a=2)
+
+
+def test_the_veil_hides_numbers_until_a_guess_and_keeps_the_guess():
+    panel = make_panel(guess=Guess("How long?", ("short", "long"), picks=2))
+    assert panel._words.value == ""
+    assert panel.controls["a"].box.disabled
+    assert panel._image.value == panel.picture.png(2, cover="How long?")
+    short, long = panel._question.children[1:3]
+    long.click()
+    assert panel._words.value == ""
+    assert (long.description, long.disabled) == ("1. long", True)
+    short.click()
+    assert panel.picture.guess == ("long", "short")
+    assert "total 30" in panel._words.value
+    assert not panel.controls["a"].box.disabled
+
+
+def test_just_show_me_reveals_without_a_guess():
+    panel = make_panel(guess=Guess("How long?", ("short", "long")))
+    panel._question.children[-1].click()
+    assert (panel.picture.guess, panel._question.layout.display) == ((), "none")
+
+
+def test_the_stored_cell_carries_picture_and_sentence_even_when_veiled():
+    bundle, metadata = make_panel(guess=Guess("How long?", ("a",)))._repr_mimebundle_()
+    assert bundle["text/plain"] == "total 30 memory.f(30)"
+    stored = Image.open(io.BytesIO(base64.b64decode(bundle["image/png"])))
+    assert stored.width == 600
+    assert metadata["image/png"]["width"] == 300
+    shown = Image.open(io.BytesIO(make_panel().picture.png(2)))
+    assert stored.height > shown.height  # the sentence stands under the picture
+
+
+def test_same_numbers_same_pixels_whatever_came_before():
+    panel = make_panel()
+    first = panel._image.value
+    for value in (3, 99, 50):
+        panel.controls["a"].thumb.value = value
+    panel.reset()
+    assert panel._image.value == first
+
+
+def test_two_panels_share_nothing():
+    one, two = make_panel(), make_panel()
+    before = two._image.value
+    one.controls["a"].thumb.value = 90
+    assert (two.values["a"], two._image.value) == (10, before)
+
+
+def test_events_from_two_threads_never_mix():
+    # JupyterLab answers widgets from the main thread and from a subshell's at the same time.
+    panel = make_panel()
+    want = {}
+    for a in (1, 2):
+        panel.set(a=a)
+        want[a] = panel._image.value
+    threads = [
+        threading.Thread(target=lambda a=a: [panel.set(a=a) for _ in range(20)]) for a in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert panel._image.value == want[panel.values["a"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "steps", "message"),
+    [
+        (5, [1], "steps=.*ascend"),
+        (5, [3, 2], "steps=.*ascend"),
+        (9, [1, 2], "value=9; it must lie from 1 to 2"),
+    ],
+)
+def test_a_slider_refuses_steps_it_cannot_show(value, steps, message):
+    with pytest.raises(ValueError, match=message):
+        Slider("first", value, steps)
+
+
+def test_any_combination_of_values_shows_a_picture_and_a_sentence():
+    panel, rng = make_panel(), random.Random(0)
+    for _ in range(50):
+        panel.controls["a"].box.value = rng.randint(-10, 200)  # the box clamps to its range
+        panel.controls["b"].thumb.value = rng.randint(0, 5)
+        panel.controls["kind"].list.value = rng.choice(["even", "odd"])
+        total = panel.values["a"] + panel.values["b"]
+        assert panel.sentence.startswith("total" if total <= 150 else "a=")
+
+
+def test_as_python_nests_calls_and_names_presets():
+    from kvlib import memory, models
+
+    budget = as_python(memory.kv_budget_bytes, 100, 1, memory_fraction=0.9)
+    code = as_python(memory.max_sequences, budget, models.find_model("qwen3-0.6b"), 16)
+    assert code == (
+        "memory.max_sequences(memory.kv_budget_bytes(100, 1, memory_fraction=0.9), "
+        "models.find_model('qwen3-0.6b'), 16)"
+    )
+    shape = models.ModelShape.from_groups([models.LayerGroup(1, 2, 3, 0)], name="mine")
+    assert eval(str(as_python(dict, shape)).partition("(")[2][:-1], {"models": models}) == shape
