@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import queue
 import shutil
 import socket
 import subprocess
@@ -98,42 +99,51 @@ def _wait_for(url, server, log):
 @contextlib.contextmanager
 def delayed(base_url, seconds):
     """Put a far-away network between browser and server: every byte arrives later; give a URL."""
-    target = int(base_url.rpartition(":")[2])
-    loop = asyncio.new_event_loop()
+    target, started = int(base_url.rpartition(":")[2]), queue.Queue()
 
     async def carry(reader, writer):
-        queue = asyncio.Queue()
+        loop, chunks = asyncio.get_running_loop(), asyncio.Queue()
 
-        async def deliver():
+        async def receive():
+            while chunk := await reader.read(65_536):
+                chunks.put_nowait((loop.time() + seconds / 2, chunk))
+            chunks.put_nowait((loop.time(), b""))
+
+        receiving = asyncio.ensure_future(receive())
+        try:
             while True:
-                due, chunk = await queue.get()
+                due, chunk = await chunks.get()
                 await asyncio.sleep(max(0, due - loop.time()))
                 if not chunk:
-                    return writer.close()
+                    break
                 writer.write(chunk)
                 await writer.drain()
-
-        delivery = asyncio.ensure_future(deliver())
-        with contextlib.suppress(ConnectionError):
-            while chunk := await reader.read(65_536):
-                queue.put_nowait((loop.time() + seconds / 2, chunk))
-        queue.put_nowait((loop.time(), b""))
-        with contextlib.suppress(ConnectionError):
-            await delivery
+        except ConnectionError:
+            pass  # the browser closed the page
+        finally:
+            receiving.cancel()
+            writer.close()
 
     async def connect(reader, writer):
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
         await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
 
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    async def serve():
+        stop = asyncio.Event()
+        async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
+            started.put((server.sockets[0].getsockname()[1], asyncio.get_running_loop(), stop))
+            await stop.wait()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    thread = threading.Thread(target=asyncio.run, args=[serve()], daemon=True)
     thread.start()
-    starting = asyncio.start_server(connect, "127.0.0.1", 0)
-    server = asyncio.run_coroutine_threadsafe(starting, loop).result(10)
+    port, loop, stop = started.get(timeout=10)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{port}"
     finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(5)
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
 
 
 def open_chapter(page, base_url, name, *, run=True):
