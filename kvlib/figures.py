@@ -6,7 +6,6 @@ import math
 import textwrap
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -387,7 +386,7 @@ class MemoryCurve(Picture):
     def build(self):
         self._title = self.label(0.02, 0.95, fontsize=12, fontweight="bold")
         axes = self._axes = self.figure.add_axes((0.09, 0.36, 0.72, 0.55))
-        log2_axis(axes, "x", 10, 17)
+        log2_axis(axes, "x", 10, 20)
         axes.set_xlabel("context length [tokens per sequence]")
         axes.set_ylabel("KV cache of all sequences [GiB]")
         self._top = None
@@ -395,7 +394,7 @@ class MemoryCurve(Picture):
         for row in range(4):
             style = {"color": SOFT, "lw": 1.1} if row else {"color": CACHE, "lw": 2.8}
             line = self.moving(axes.plot([], [], **style)[0])
-            tag = self.label(2**17.15, 0, axes=axes, color=style["color"], va="center")
+            tag = self.label(2**20.2, 0, axes=axes, color=style["color"], va="center")
             tag.set_weight("normal" if row else "bold")
             self._lines.append((line, tag))
         self._limit = self.moving(axes.axhline(1, color=LIMIT, lw=1.4))
@@ -417,11 +416,21 @@ class MemoryCurve(Picture):
             self._parts.append((self.moving(patch), text))
 
     def update(
-        self, name, gpu, parts, context, num_sequences, contexts, curves, longest, num_fitting, call
+        self,
+        name,
+        gpu,
+        parts,
+        context,
+        num_sequences,
+        cache_bytes,
+        contexts,
+        curves,
+        longest,
+        num_fitting,
+        call,
     ):
         budget = parts[0] - parts[1] - parts[2]
         this = next(iter(curves.values()))
-        cache_bytes = round(float(np.interp(context, contexts, this)))
         self._scale_to(max(this[-1], budget) / GiB)
         self._draw_curves(contexts, curves)
         self._here.set_data([context], [cache_bytes / GiB])
@@ -472,14 +481,14 @@ class MemoryCurve(Picture):
             tag.set(y=2.0**y, text=name)
 
     def _mark_crossing(self, longest, budget):
-        visible = 2**10 <= longest <= 2**17
+        visible = 2**10 <= longest <= 2**20
         self._cross.set_visible(visible)
         self._cross_tag.set_visible(longest > 0)
         self._cross.set_data([longest], [budget / GiB])
-        is_right = longest > 2**15.3
-        beyond = " (off the axis)" if longest > 2**17 else ""
+        is_right = longest > 2**17.5
+        beyond = " (off the axis)" if longest > 2**20 else ""
         self._cross_tag.set(
-            x=min(max(longest, 2**10), 2**17) * (0.97 if is_right else 1.08),
+            x=min(max(longest, 2**10), 2**20) * (0.96 if is_right else 1.1),
             y=max(budget, 1) / GiB * (1.15 if is_right else 0.85),
             ha="right" if is_right else "left",
             va="bottom" if is_right else "top",

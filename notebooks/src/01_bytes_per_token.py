@@ -100,7 +100,8 @@ models.released_weight_bytes("qwen3-0.6b") // memory.kv_bytes_per_token(models.f
 
 # %% jupyter={"source_hidden": true}
 # Bytes against context length, and the longest context that fits.
-contexts = (2 ** np.arange(10, 17.01, 1 / 16)).round().astype(np.int64)
+contexts = np.array([eighths * 2**k for k in range(7, 17) for eighths in range(8, 16)] + [2**20])
+devices = models.load_devices()
 
 
 def growth(shape, dtype, num_sequences):
@@ -119,16 +120,15 @@ def longest_each(share_bytes, shape, dtype):
 
 # %% jupyter={"source_hidden": true}
 # What the second panel shows for its controls.
-devices = models.load_devices()
-
-
 def fill_gpu(model, gpu, context, num_sequences, k_dtype, v_dtype, weights, reserve, **numbers):
     shape = models.ModelShape(**numbers) if model == "custom" else models.find_model(model)
-    parts = devices[gpu].memory_bytes, round(weights * units.GiB), devices[gpu].memory_bytes * reserve // 100
-    budget, dtype = max(0, parts[0] - parts[1] - parts[2]), (k_dtype, v_dtype)
+    gpu_bytes, dtype = devices[gpu].memory_bytes, (k_dtype, v_dtype)
+    parts = gpu_bytes, round(weights * units.GiB), gpu_bytes * reserve // 100
+    budget = max(0, parts[0] - parts[1] - parts[2])
     budget_call = panel.as_python(memory.kv_budget_bytes, *parts[:2], safety_bytes=parts[2])
     return {
         "name": model, "gpu": gpu, "parts": parts, "context": context, "num_sequences": num_sequences,
+        "cache_bytes": num_sequences * memory.sequence_kv_bytes(shape, context, dtype),
         "contexts": contexts, "curves": growth(shape, dtype, num_sequences),
         "longest": longest_each(budget // num_sequences, shape, dtype),
         "num_fitting": memory.max_sequences(budget, shape, context, dtype),
@@ -175,7 +175,7 @@ panel.Panel(
     assumptions=assumptions,
     model=panel.Choice("model", "llama-3.1-8b", ["custom", *models.load_models()]),
     gpu=panel.Choice("GPU", "A100 80GB", devices),
-    context=panel.Slider("context [tokens]", 32_768, contexts[::4]),
+    context=panel.Slider("context [tokens]", 32_768, contexts[::2]),
     num_sequences=panel.Slider("sequences", 8, sorted({round(2 ** (k / 2)) for k in range(21)})),
 )
 
@@ -204,7 +204,6 @@ panel.Panel(
 # %% jupyter={"source_hidden": true}
 # What each kind of layer of a model holds.
 today = ["llama-3.1-8b", "gemma-3-27b", "qwen3.8-27b", "deepseek-v3", "mimo-v2.5", "kimi-k3"]
-long_contexts = (2 ** np.arange(10, 20.01, 1 / 8)).round().astype(np.int64)
 
 
 def rows_of(shape, context, dtype, tensor_parallel):
@@ -224,10 +223,10 @@ def bend(model, context, tensor_parallel, dtype):
     alone, rank = (memory.sequence_kv_bytes(models.find_model(model), context, dtype, n) for n in (1, ranks))
     copies = f" ({rank * ranks / alone:.3g} times one rank's bytes in all)" if rank * ranks > alone else ""
     curves = {
-        name: memory.sequence_kv_bytes(models.find_model(name), long_contexts, dtype, ranks) for name in today
+        name: memory.sequence_kv_bytes(models.find_model(name), contexts, dtype, ranks) for name in today
     }
     return {
-        "selected": model, "context": context, "contexts": long_contexts, "curves": curves,
+        "selected": model, "context": context, "contexts": contexts, "curves": curves,
         "rows": rows_of(models.find_model(model), context, dtype, ranks),
         "note": f", on each of {ranks} ranks{copies}" if ranks > 1 else "",
         "call": panel.as_python(memory.sequence_kv_bytes, models.find_model(model), context, dtype, ranks),
@@ -240,7 +239,7 @@ panel.Panel(
     figures.ModelCurves(),
     bend,
     model=panel.Choice("model", "gemma-3-27b", today),
-    context=panel.Slider("context [tokens]", 131_072, long_contexts[::4]),
+    context=panel.Slider("context [tokens]", 131_072, contexts[::2]),
     tensor_parallel=panel.Slider("tensor parallel", 1, [1, 2, 4, 8, 16]),
     dtype=panel.Choice("cache dtype", "bf16", memory.DTYPES),
 )

@@ -1,0 +1,143 @@
+"""
+Measure key press to painted pixels, per slider of every chapter, in a real browser.
+
+Beside it in the same run: the floor (a slider that changes a line of text, nothing drawn) and what
+most notebooks do (`interact` around an inline figure). Prints milliseconds and ratios.
+
+python tests/bench/bench_sliders.py [chapter ...]
+"""
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.browser import lab
+
+PRESSES = 30
+_FLOOR = """import ipywidgets as widgets
+slider, words = widgets.IntSlider(50, 0, 100), widgets.HTML("50")
+slider.observe(lambda change: setattr(words, "value", str(change.new)), "value")
+box = widgets.VBox([slider, words])
+box.add_class("kv-panel")
+box"""
+_INTERACT = """import ipywidgets as widgets
+import matplotlib.pyplot as plt
+import numpy as np
+tokens = np.linspace(1024, 131072, 400)
+def draw_line(heads):
+    figure, axes = plt.subplots(figsize=(7.2, 4.4))
+    axes.plot(tokens, 2 * 32 * heads * 128 * 2 * tokens / 2**30)
+    axes.set_title(f"{heads} heads")
+    plt.show()
+box = widgets.interactive(draw_line, heads=widgets.IntSlider(50, 1, 100))
+box.add_class("kv-panel")
+box"""
+# What is on the page, and the time from the key to the frame that shows something else.
+_WATCH = """(root) => {
+  const seen = () => {
+    const image = root.querySelector('img');
+    if (image) return image.complete && image.naturalWidth ? image.src : null;
+    return root.querySelector('.widget-html-content')?.innerHTML ?? null;
+  };
+  const before = seen(), started = performance.now();
+  let pressed = null;
+  document.addEventListener('keydown', (e) => { pressed = e.timeStamp; }, {capture: true, once: true});
+  window.painted = new Promise((resolve) => {
+    const tick = () => {
+      const now = seen();
+      if (pressed !== null && now !== null && now !== before) {
+        requestAnimationFrame(() => resolve(performance.now() - pressed));
+      } else if (performance.now() - started > 5000) resolve(null);
+      else requestAnimationFrame(tick);
+    };
+    tick();
+  });
+}"""
+
+
+def milliseconds(page, root, slider):
+    """Press arrow keys, one after the picture has settled; return the times."""
+    times = []
+    slider.scroll_into_view_if_needed()
+    slider.focus()
+    for press in range(PRESSES + 3):
+        value = float(slider.get_attribute("aria-valuenow"))
+        last = float(slider.get_attribute("aria-valuemax"))
+        turn = 2 * last
+        key = "ArrowRight" if (press + value) % turn < last and value < last else "ArrowLeft"
+        root.evaluate(_WATCH)
+        slider.press(key)
+        time = page.evaluate("() => window.painted")
+        if press >= 3 and time is not None:
+            times.append(time)
+        page.wait_for_timeout(60)
+    return times
+
+
+def report(name, times, floor):
+    median, p90 = statistics.median(times), sorted(times)[int(0.9 * len(times))]
+    ratio = f"{median / floor:.2f}" if floor else "1.00"
+    print(f"{name:<58} {median:6.0f} {p90:6.0f} {ratio:>6}  {len(times)}", flush=True)
+    return median
+
+
+def small_notebook(folder, name, code):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbformat.write(notebook, folder / f"{name}.ipynb")
+
+
+def measure_chapter(page, base_url, name, floor=None):
+    lab.open_chapter(page, base_url, name)
+    median = None
+    for number, root in enumerate(page.locator(".kv-panel").all()):
+        root.scroll_into_view_if_needed()
+        for button in ("Just show me", "Assumptions"):
+            found = root.get_by_role("button", name=button)
+            if found.count() and found.is_visible():
+                found.click()
+                page.wait_for_timeout(500)
+        boxes, sliders = root.get_by_role("spinbutton"), root.get_by_role("slider")
+        labels = [
+            line.split('"')[1]
+            for line in root.aria_snapshot().split("\n")
+            if '- spinbutton "' in line
+        ]
+        assert boxes.count() in (0, sliders.count())
+        for k in range(sliders.count()):
+            what = f"{name} panel {number + 1}: {labels[k]}" if labels else name
+            median = report(what, milliseconds(page, root, sliders.nth(k)), floor)
+    lab.stop_kernels(page)
+    return median
+
+
+def main(chapters):
+    from playwright.sync_api import sync_playwright
+
+    chapters = chapters or sorted(path.stem for path in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+        extra = Path(home) / "extra"
+        extra.mkdir()
+        small_notebook(extra, "floor", _FLOOR)
+        small_notebook(extra, "interact", _INTERACT)
+        chromium = playwright.chromium.launch(
+            executable_path=lab.chromium_path(), args=lab.CHROMIUM_FLAGS
+        )
+        page = chromium.new_page(viewport={"width": 1300, "height": 1100})
+        print(f"{'key press to painted pixels':<58} median    p90  ÷floor  n")
+        with lab.lab_server(extra, home=home) as base_url:
+            floor = measure_chapter(page, base_url, "floor")
+            measure_chapter(page, base_url, "interact", floor)
+        with lab.lab_server(home=home) as base_url:
+            for name in chapters:
+                measure_chapter(page, base_url, name, floor)
+        chromium.close()
+
+
+if __name__ == "__main__":
+    if lab.chromium_path() is None:
+        sys.exit("no Chromium found: install it, or set KVLIB_CHROMIUM to its path")
+    main(sys.argv[1:])
