@@ -10,7 +10,7 @@ import numpy as np
 def whole(name, value, *, low=None, high=None, hint=""):
     """Return `value` as a Python int, or say which rule it breaks."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"{name}={value!r}; it must be an integer. {hint or _as_int(value)}")
+        raise TypeError(f"{name}={value!r}; it must be an integer. {_as_int(value)}")
     return int(_in_range(name, value, low, high, hint))
 
 
@@ -30,7 +30,11 @@ def real(name, value, *, low=None, high=None, above=None, hint=""):
     """Return `value` as a float that is finite and inside the stated range."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r}; it must be a number. {hint or 'Write a float.'}")
-    if not math.isfinite(value):
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:  # an int too large for a float
+        is_finite = False
+    if not is_finite:
         raise ValueError(f"{name}={value}; it must be finite. {hint or 'Write a finite number.'}")
     if above is not None and not value > above:
         raise ValueError(f"{name}={value}; it must be above {above}. {hint or 'Pass more.'}")

@@ -216,8 +216,8 @@ def sequence_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_
     denominator = math.lcm(*(rate.bits.denominator for rate in rates))
     parts = [int(rate.bits * denominator) for rate in rates]
     if isinstance(num_tokens, np.ndarray) and num_tokens.size:
-        longest = int(num_tokens.max()) + (block_size or 0)
-        if longest * max(sum(parts), 1) >= 2**63:
+        longest = int(num_tokens.max())
+        if (longest + (block_size or 0)) * max(sum(parts), 1) >= 2**63:
             raise ValueError(
                 f"num_tokens.max()={longest}; an int64 array cannot hold the bits. Pass an int."
             )
@@ -226,7 +226,7 @@ def sequence_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_
         for part, rate in zip(parts, rates, strict=True)
     )
     if np.any(total % (8 * denominator)):
-        raise ValueError(f"dtype={dtype!r}; the total is not whole bytes. Use an even num_tokens.")
+        raise ValueError(f"dtype={dtype!r}; the total is not whole bytes. Use a wider dtype.")
     return total // (8 * denominator) + sum(rate.state_bytes for rate in rates)
 
 
@@ -311,7 +311,7 @@ def kv_budget_bytes(
     TypeError
         If a size is not an integer.
     ValueError
-        If a size is negative, the fraction is out of range, or nothing is left.
+        If a size is negative, the fraction is out of range, or more is taken than there is.
 
     Examples
     --------
@@ -380,7 +380,7 @@ def max_cached_tokens(budget_bytes, shape, dtype="bf16", tensor_parallel=1, bloc
     >>> max_cached_tokens(4 * 2**30, llama)
     32768
     """
-    budget_bytes = whole("budget_bytes", budget_bytes, low=0)
+    budget_bytes = whole("budget_bytes", budget_bytes, low=0, high=2**62)
     whole("block_size", block_size, low=1)
     rates = _rates(shape, dtype, tensor_parallel)
     endless_bits = sum(rate.bits for rate in rates if rate.window is None)
@@ -508,8 +508,8 @@ def _rate(group, k_layout, v_layout, tensor_parallel):
         values = heads * width
         if values % layout.group_size:
             raise ValueError(
-                f"dtype={layout.name!r}; its groups must divide the {values} values that a token "
-                "stores in a layer of a rank. Use a smaller group."
+                f"dtype={layout.name!r}; groups of {layout.group_size} must divide the {values} "
+                "values that a token stores in a layer of a rank. Use a smaller group."
             )
         bits += values * _bits(layout)
     state_bytes, rest = divmod(group.state_bytes * heads, group.num_kv_heads)

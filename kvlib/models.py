@@ -12,7 +12,26 @@ from kvlib._validate import one_of, whole
 
 # Families whose released config.json names a window but leaves the pattern to the code: every
 # n-th layer is full. Source: the configuration classes of the transformers library.
-_PATTERN_OF_TYPE = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2}
+_PATTERN_OF_TYPE = {
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3_text": 6,
+    "gemma3n_text": 5,
+    "gemma4_text": 6,
+    "cohere2": 4,
+    "gpt_oss": 2,
+}
+
+_WINDOW_NAMES = ("sliding_window", "sliding_window_size")
+
+# Other families' own ways to say which layers are which; reading them as all-full would be wrong.
+_UNREAD_PATTERNS = (
+    "attention_chunk_size",
+    "attn_layer_period",
+    "attn_type_list",
+    "hybrid_override_pattern",
+    "layers_block_type",
+)
 
 # One thing, many names: what a layer of `layer_types` keeps.
 _KIND_OF_LAYER_TYPE = {
@@ -64,18 +83,21 @@ class LayerGroup:
     state_bytes: int = 0
 
     def __post_init__(self):
-        whole("num_layers", self.num_layers, low=1)
-        whole("num_kv_heads", self.num_kv_heads, low=1, hint="MLA and MQA store one head.")
-        whole("k_dim", self.k_dim, low=0)
-        whole("v_dim", self.v_dim, low=0)
-        whole("state_bytes", self.state_bytes, low=0)
+        # Kept as Python ints: a NumPy integer would carry its own width into every product.
+        self._keep_whole("num_layers", low=1)
+        self._keep_whole("num_kv_heads", low=1, hint="MLA and MQA store one head.")
+        for field in ("k_dim", "v_dim", "state_bytes"):
+            self._keep_whole(field, low=0)
         if self.window is not None:
-            whole("window", self.window, low=1, hint="Use None for a layer that keeps every token.")
+            self._keep_whole("window", low=1, hint="Use None for a layer that keeps every token.")
         if not (self.k_dim or self.v_dim or self.state_bytes):
             raise ValueError(
                 "k_dim=0, v_dim=0, state_bytes=0; a group must store something. "
                 "Leave out layers that share another layer's cache."
             )
+
+    def _keep_whole(self, field, **rule):
+        object.__setattr__(self, field, whole(field, getattr(self, field), **rule))
 
     @property
     def values_per_token(self):
@@ -240,8 +262,8 @@ class ModelShape:
         linear attention by ``layer_types``, ``full_attention_interval`` or ``linear_attn_config``,
         ``num_kv_shared_layers``, other widths in global or window layers (``global_*``,
         ``swa_*``) and ``v_head_dim``. A missing ``num_key_value_heads`` means MHA, as in the
-        library. Draft (multi-token prediction) layers and the index keys of sparse attention are
-        not counted.
+        library. Draft (multi-token prediction) layers, the index keys of sparse attention and the
+        few hundred KiB of a short convolution beside softmax attention are not counted.
 
         References
         ----------
@@ -256,7 +278,9 @@ class ModelShape:
         """
         if not isinstance(config, Mapping):
             raise TypeError(f"config={config!r:.40}; it must be a mapping. Use json.load(file).")
-        config = config.get("text_config", config)
+        config = config.get("text_config") or config
+        if head_dim is not None:
+            head_dim = whole("head_dim", head_dim, low=1)
         num_heads = _entry(config, "num_attention_heads", "n_head", required=False)
         groups = [
             _layer_group(kind, num_layers, config, head_dim)
@@ -267,7 +291,7 @@ class ModelShape:
 
     def _fill(self, layer_groups, num_heads, name):
         if num_heads is not None:
-            whole("num_heads", num_heads, low=1)
+            num_heads = whole("num_heads", num_heads, low=1)
         for field, value in zip(
             ("layer_groups", "num_heads", "name"), (layer_groups, num_heads, name), strict=True
         ):
@@ -533,11 +557,11 @@ def load_devices():
     }
 
 
-def _entry(config, *names, required=True):
+def _entry(config, *names, low=1, required=True):
     """Return the first entry present under any of its names."""
     for name in names:
         if config.get(name) is not None:
-            return whole(name, config[name], low=0)
+            return whole(name, config[name], low=low)
     if required:
         raise ValueError(f"config has no {names[0]}; it is needed. Add it to the mapping.")
     return None
@@ -550,31 +574,50 @@ def _layers_of_kind(config):
         "window": ("sliding_attention_layers",),
         "linear": ("linear_attention_layers", "kda_layers"),
     }
-    counts = {kind: sum(config.get(name) or 0 for name in names) for kind, names in counted.items()}
+    counts = {
+        kind: sum(_entry(config, name, low=0, required=False) or 0 for name in names)
+        for kind, names in counted.items()
+    }
     if not any(counts.values()):
         kinds = _kind_of_each_layer(config)
-        shared = _entry(config, "num_kv_shared_layers", required=False) or 0
+        shared = _entry(config, "num_kv_shared_layers", low=0, required=False) or 0
+        if shared >= len(kinds):
+            raise ValueError(
+                f"num_kv_shared_layers={shared}; one of the {len(kinds)} layers must keep a cache "
+                "of its own. Pass fewer."
+            )
         counts = Counter(kinds[: len(kinds) - shared])
     return {kind: counts[kind] for kind in counted if counts[kind]}
 
 
 def _kind_of_each_layer(config):
     num_layers = _entry(config, "num_hidden_layers", "n_layer", "n_layers")
-    if "linear_attn_config" in config:  # Kimi Linear lists its full layers by number
+    if config.get("linear_attn_config"):  # Kimi Linear lists its full layers by number
         full_layers = len(config["linear_attn_config"]["full_attn_layers"])
         return ["full"] * full_layers + ["linear"] * (num_layers - full_layers)
     if config.get("layer_types"):
         return _kinds_from_types(config["layer_types"], num_layers, config)
-    if interval := config.get("full_attention_interval"):
+    if marks := config.get("hybrid_layer_pattern"):  # MiMo: 1 marks a window layer
+        types = ["sliding_attention" if mark else "full_attention" for mark in marks]
+        return _kinds_from_types(types, num_layers, config)
+    if interval := _entry(config, "full_attention_interval", required=False):
         return ["linear" if (i + 1) % interval else "full" for i in range(num_layers)]
-    if not _has_window(config):
-        return ["full"] * num_layers
-    pattern = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
+    for name in _UNREAD_PATTERNS:
+        if config.get(name) is not None:
+            raise ValueError(
+                f"config has {name}={config[name]!r:.30}; this way to mix layers is not read. "
+                "Add layer_types, or use ModelShape.from_groups."
+            )
+    pattern = _entry(config, "sliding_window_pattern", "_sliding_window_pattern", required=False)
     pattern = pattern or _PATTERN_OF_TYPE.get(config.get("model_type"))
+    is_named = bool(pattern or config.get("use_sliding_window"))
+    is_off = config.get("use_sliding_window") is False
+    if is_off or not _entry(config, *_WINDOW_NAMES, low=0, required=is_named):
+        return ["full"] * num_layers
     if pattern:
         return ["window" if (i + 1) % pattern else "full" for i in range(num_layers)]
     if config.get("use_sliding_window"):  # Qwen2: the first max_window_layers stay full
-        first = min(config.get("max_window_layers", 0), num_layers)
+        first = min(_entry(config, "max_window_layers", low=0), num_layers)
         return ["full"] * first + ["window"] * (num_layers - first)
     return ["window"] * num_layers
 
@@ -593,11 +636,6 @@ def _kinds_from_types(layer_types, num_layers, config):
     return kinds
 
 
-def _has_window(config):
-    window = config.get("sliding_window") or config.get("sliding_window_size")
-    return bool(window) and config.get("use_sliding_window") is not False
-
-
 def _layer_group(kind, num_layers, config, head_dim):
     if kind == "linear":
         return _linear_group(num_layers, config)
@@ -610,7 +648,7 @@ def _layer_group(kind, num_layers, config, head_dim):
         heads_names.insert(0, "swa_num_key_value_heads")
         k_names.insert(0, "swa_head_dim")
         v_names = ["swa_v_head_dim", "swa_head_dim", "v_head_dim"]
-    elif config.get("global_head_dim"):
+    else:
         heads_names.insert(0, "num_global_key_value_heads")
         k_names.insert(0, "global_head_dim")
     k_dim = _entry(config, *k_names, required=False) or head_dim
@@ -618,7 +656,7 @@ def _layer_group(kind, num_layers, config, head_dim):
         raise ValueError(_missing_head_dim(config))
     v_dim = _entry(config, *v_names, required=False) or k_dim
     num_kv_heads = _entry(config, *heads_names, required=False) or _implied_kv_heads(config)
-    window = _entry(config, "sliding_window", "sliding_window_size") if kind == "window" else None
+    window = _entry(config, *_WINDOW_NAMES) if kind == "window" else None
     return LayerGroup(num_layers, num_kv_heads, k_dim, v_dim, window)
 
 
@@ -626,12 +664,12 @@ def _implied_kv_heads(config):
     """Old configs leave the KV heads out: Falcon's switch means one, all others mean MHA."""
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
-    return _entry(config, "num_kv_heads", "num_attention_heads", "n_head")
+    return _entry(config, "num_key_value_heads", "num_kv_heads", "num_attention_heads", "n_head")
 
 
 def _linear_group(num_layers, config):
     """Linear attention: a short convolution's tail in 16 bit and a recurrent state in 32 bit."""
-    nested = config.get("linear_attn_config", {})  # Kimi Linear: equal key and value heads
+    nested = config.get("linear_attn_config") or {}  # Kimi Linear: equal key and value heads
     if nested:
         config = {
             "linear_num_key_heads": nested.get("num_heads"),

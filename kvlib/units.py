@@ -9,6 +9,7 @@ KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
 _BINARY = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
 _DECIMAL = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+_NUMBER = r"(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+)?"
 _FACTOR = {"B": 1} | _BINARY | _DECIMAL
 
 
@@ -86,7 +87,7 @@ def parse_bytes(text):
     """
     if not isinstance(text, str):
         raise TypeError(f"text={text!r}; it must be a string. Write a number and a unit, '24 GiB'.")
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)(?:/s)?\s*", text)
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]+)(?:/s)?\s*", text)
     if not match:
         raise ValueError(
             f"text={text!r}; it must be a number and a unit. Write '24 GiB' or '1 TB'."
@@ -97,7 +98,7 @@ def parse_bytes(text):
             f"text={text!r}; {unit!r} could mean powers of 1,000 or of 1,024. "
             f"Write one of {', '.join(_FACTOR)}."
         )
-    num_bytes = Fraction(number) * _FACTOR[unit]
+    num_bytes = Fraction(number.replace(",", "")) * _FACTOR[unit]
     if num_bytes.denominator != 1:
         raise ValueError(f"text={text!r}; it must be a whole number of bytes. Use a smaller unit.")
     return int(num_bytes)

@@ -45,7 +45,8 @@ _WATCH = """(root) => {
   };
   const before = seen(), started = performance.now();
   let pressed = null;
-  document.addEventListener('keydown', (e) => { pressed = e.timeStamp; }, {capture: true, once: true});
+  const once = {capture: true, once: true};
+  document.addEventListener('keydown', (event) => { pressed = event.timeStamp; }, once);
   window.painted = new Promise((resolve) => {
     const tick = () => {
       const now = seen();
