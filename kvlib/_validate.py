@@ -10,7 +10,9 @@ import numpy as np
 def whole(name, value, *, low=None, high=None, hint=""):
     """Return `value` as a Python int, or say which rule it breaks."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
-        raise TypeError(f"{name}={value!r}; it must be an integer. {_as_int(value)}")
+        raise TypeError(
+            f"{name}={value!r}; it must be an integer. {_as_int(value)} {hint}".rstrip()
+        )
     return int(_in_range(name, value, low, high, hint))
 
 

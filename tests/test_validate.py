@@ -243,12 +243,14 @@ def test_parts_of_a_byte():
     refuses(
         lambda: kv_bytes_per_token(ODD, "int4"), ValueError, "dtype='int4'", "Use a wider dtype."
     )
-    refuses(lambda: sequence_kv_bytes(ODD, 3, "int4"), ValueError, "dtype='int4'", "Use an even")
+    refuses(
+        lambda: sequence_kv_bytes(ODD, 3, "int4"), ValueError, "dtype='int4'", "Use a wider dtype"
+    )
     refuses(
         lambda: sequence_kv_bytes(ODD, np.array([2, 3]), "int4"),
         ValueError,
         "dtype='int4'",
-        "Use an even",
+        "Use a wider dtype",
     )
 
 
@@ -384,7 +386,7 @@ def test_whole_names_the_bound_and_prefers_the_hint():
     refuses(lambda: whole("n", 6, low=7), ValueError, "n=6", "at least 7. Pass 7 or more.")
     refuses(lambda: whole("n", 8, high=7), ValueError, "n=8", "at most 7. Pass 7 or less.")
     refuses(lambda: whole("n", 6, low=7, hint="Ask."), ValueError, "n=6", "at least 7. Ask.")
-    refuses(lambda: whole("n", 6.5, hint="Ask."), TypeError, "n=6.5", "integer. Ask.")
+    refuses(lambda: whole("n", 6.5, hint="Ask."), TypeError, "n=6.5", "whole number. Ask.")
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int32, np.uint64])

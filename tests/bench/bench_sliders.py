@@ -88,6 +88,7 @@ def report(name, times, floor):
 
 def small_notebook(folder, name, code):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
     nbformat.write(notebook, folder / f"{name}.ipynb")
 
 
