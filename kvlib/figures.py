@@ -40,6 +40,7 @@ STYLE = {
 }
 
 _DPI = 100
+_MAX_BACKGROUNDS = 8  # for each picture: frames with other limits, at two scales
 _HALO = [withStroke(linewidth=3, foreground=PAPER)]  # keeps a label readable on a line
 _ANCHOR = {"left": "l", "center": "m", "right": "r", "top": "a", "baseline": "s", "bottom": "d"}
 
@@ -142,7 +143,7 @@ class Picture:
 
     def set_limits(self, axes, *, x=None, y=None):
         """
-        Change axis limits; only a change costs a full redraw.
+        Change axis limits; only limits not seen lately cost a full redraw.
 
         Parameters
         ----------
@@ -157,7 +158,6 @@ class Picture:
         ):
             if limits is not None and tuple(limits) != tuple(get()):
                 put(limits)
-                self._backgrounds.clear()
 
     def png(self, scale=1, cover=None):
         """
@@ -176,7 +176,10 @@ class Picture:
             The PNG file.
         """
         file = io.BytesIO()
-        self._image(scale, cover).save(file, "png", compress_level=1)
+        image = self._image(scale, cover)
+        if scale == 1:  # while dragging, half the time for colours that differ on edges only
+            image = image.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        image.save(file, "png", compress_level=1)
         return file.getvalue()
 
     def captioned_png(self, caption):
@@ -205,10 +208,13 @@ class Picture:
 
     def _image(self, scale, cover=None):
         self.figure.set_dpi(_DPI * scale)
-        if scale not in self._backgrounds:
+        frame = (scale, *((axes.get_xlim(), axes.get_ylim()) for axes in self.figure.axes))
+        if frame not in self._backgrounds:
             self.canvas.draw()
-            self._backgrounds[scale] = self.canvas.copy_from_bbox(self.figure.bbox)
-        self.canvas.restore_region(self._backgrounds[scale])
+            while len(self._backgrounds) >= _MAX_BACKGROUNDS:
+                self._backgrounds.pop(next(iter(self._backgrounds)))
+            self._backgrounds[frame] = self.canvas.copy_from_bbox(self.figure.bbox)
+        self.canvas.restore_region(self._backgrounds[frame])
         for artist in [] if cover else self._moving:
             (artist.axes or self.figure).draw_artist(artist)
         extent = self.canvas.get_width_height()
@@ -467,7 +473,6 @@ class MemoryCurve(Picture):
             self._top = top
             with mpl.rc_context(STYLE):
                 log2_axis(self._axes, "y", top - 15, top, step=3)
-            self._backgrounds.clear()
 
     def _draw_curves(self, contexts, curves):
         heights = spread([math.log2(curve[-1] / GiB) for curve in curves.values()], gap=0.9)
@@ -529,8 +534,9 @@ class ModelCurves(Picture):
             self._lines.append((line, self.label(2**20.25, 1, axes=axes, va="center")))
         self._here = self.moving(axes.plot([], [], "o", color=INK, ms=6, zorder=5)[0])
         groups = self._groups = self.figure.add_axes((0.63, 0.13, 0.35, 0.75))
-        groups.set(ylim=(3, 0), yticks=[])
-        groups.set_xlabel("this sequence, one rank [GiB]")
+        groups.set(ylim=(3, 0), xlim=(0, 1.02), yticks=[])
+        groups.set_xticks([0, 0.5, 1], ["0", "50", "100"])
+        groups.set_xlabel("share of the longest bar [%]")
         groups.grid(axis="y", visible=False)
         self._rows = []
         for row in range(3):
@@ -552,12 +558,11 @@ class ModelCurves(Picture):
         instead = f", not {format_bytes(rows[-1][1])}" if stored != rows else ""
         self._here.set_data([context], [total / GiB])
         most = max(num_bytes for _, num_bytes in rows)
-        self.set_limits(self._groups, x=(0, 2.0 ** math.ceil(math.log2(most / GiB))))
         for (patch, text), row in zip(self._rows, [*rows, None, None][:3], strict=True):
             patch.set_visible(row is not None)
             text.set_visible(row is not None)
             if row is not None:
-                patch.set(width=row[1] / GiB, fc=PAPER if row[0].startswith("if") else CACHE)
+                patch.set(width=row[1] / most, fc=PAPER if row[0].startswith("if") else CACHE)
                 text.set_text(f"{row[0]}: {format_bytes(row[1])}")
         self._title.set_text(f"{selected}: {format_bytes(total)} at {context:,} tokens{instead}")
         parts = " + ".join(f"{format_bytes(num_bytes)} in {text}" for text, num_bytes in stored)

@@ -56,8 +56,11 @@ def test_a_cover_hides_every_moving_artist():
 
 
 def test_the_background_is_opaque_white():
-    image = Image.open(io.BytesIO(tiles(8)[0].png(1)))
-    assert (image.mode, image.getpixel((0, 0))) == ("RGB", (255, 255, 255))
+    picture, _ = tiles(8)
+    for scale, darkest in ((1, 254), (2, 255)):  # the drag's palette may miss white by one
+        image = Image.open(io.BytesIO(picture.png(scale)))
+        assert "transparency" not in image.info
+        assert min(image.convert("RGB").getpixel((0, 0))) >= darkest
 
 
 @given(st.lists(st.floats(-100, 100), max_size=12), st.floats(0.01, 5))
