@@ -942,7 +942,7 @@ class PagedKVCacheManager:
 
     def _find(self, seq, name="seq"):
         """Return a live sequence of this manager, given itself or its id."""
-        if not isinstance(seq, str | SequenceKVCache):
+        if not isinstance(seq, (str, SequenceKVCache)):
             raise TypeError(f"{name}={seq!r}; it must be a sequence or its id. Pass one of them.")
         seq_id = getattr(seq, "seq_id", seq)
         live = self.sequences.get(seq_id)
@@ -966,7 +966,8 @@ class PagedKVCacheManager:
     def _extend(self, seq, num_new_tokens, k=0, v=0):
         """Append tokens after the last check that can fail; return the blocks taken."""
         num_taken = self._count_to_append(seq, num_new_tokens)
-        new_blocks = self.allocator.allocate_n(num_taken, num_spared=seq.num_blocks())
+        # Most decode steps take no block.
+        new_blocks = self.allocator.allocate_n(num_taken, seq.num_blocks()) if num_taken else []
         if self._must_copy_tail(seq):
             self._replace_tail(seq, new_blocks.pop(0))
         seq.block_table += new_blocks
