@@ -964,7 +964,7 @@ class PagedKVCacheManager:
         return num_new_blocks + self._must_copy_tail(seq)
 
     def _extend(self, seq, num_new_tokens, k=0, v=0):
-        """Append tokens after the last check that can fail; return the blocks taken."""
+        """Append tokens and return the blocks taken; allocating is the last step that can fail."""
         num_taken = self._count_to_append(seq, num_new_tokens)
         # Most decode steps take no block.
         new_blocks = self.allocator.allocate_n(num_taken, seq.num_blocks()) if num_taken else []
