@@ -7,8 +7,7 @@ import numpy as np
 
 
 def array_module(*arrays):
-    """
-    Return the module that the arrays belong to [module].
+    """Return the module that the arrays belong to [module].
 
     Parameters
     ----------
@@ -47,8 +46,7 @@ def array_module(*arrays):
 
 @functools.cache
 def gpu_status():
-    """
-    Say whether a GPU can be used, and if not why.
+    """Say whether a GPU can be used, and if not why.
 
     Returns
     -------
@@ -82,8 +80,7 @@ def gpu_status():
 
 
 def device_name():
-    """
-    Name what a call without arrays of its own runs on.
+    """Name what a call without arrays of its own runs on.
 
     Returns
     -------

@@ -16,8 +16,7 @@ class Verdict(str):
 
 
 def published(entry_id):
-    """
-    Return one number that somebody else published.
+    """Return one number that somebody else published.
 
     Parameters
     ----------
@@ -46,8 +45,7 @@ def published(entry_id):
 
 
 class Comparison:
-    """
-    A table: predicted beside reported, misses kept.
+    """A table: predicted beside reported, misses kept.
 
     Parameters
     ----------
@@ -100,8 +98,7 @@ class Comparison:
 
 
 def check_mixed_widths(answer):
-    """
-    Check exercise 1.1: bytes per token when keys and values have different widths.
+    """Check exercise 1.1: bytes per token when keys and values have different widths.
 
     Parameters
     ----------
@@ -127,8 +124,7 @@ def check_mixed_widths(answer):
 
 
 def check_scale_overhead(answer):
-    """
-    Check exercise 1.2: bits per value when a group of values shares a scale.
+    """Check exercise 1.2: bits per value when a group of values shares a scale.
 
     Parameters
     ----------
@@ -150,8 +146,7 @@ def check_scale_overhead(answer):
 
 
 def check_chats_that_fit(answer):
-    """
-    Check exercise 1.3: how many chats of one length fit a budget, windows included.
+    """Check exercise 1.3: how many chats of one length fit a budget, windows included.
 
     Parameters
     ----------

@@ -46,8 +46,7 @@ _ANCHOR = {"left": "l", "center": "m", "right": "r", "top": "a", "baseline": "s"
 
 
 class Picture:
-    """
-    A figure whose moving artists are redrawn over a kept background.
+    """A figure whose moving artists are redrawn over a kept background.
 
     Subclasses build their artists in `build`, register the moving ones with `moving` and `label`,
     and move them in ``update(**numbers)``, which returns the sentence that says the same in words.
@@ -83,8 +82,7 @@ class Picture:
         raise NotImplementedError
 
     def update(self, **numbers):
-        """
-        Move the artists to these numbers; the subclass does.
+        """Move the artists to these numbers; the subclass does.
 
         Parameters
         ----------
@@ -99,8 +97,7 @@ class Picture:
         raise NotImplementedError
 
     def moving(self, artist):
-        """
-        Register an artist that `update` moves.
+        """Register an artist that `update` moves.
 
         Parameters
         ----------
@@ -117,8 +114,7 @@ class Picture:
         return artist
 
     def label(self, x, y, text="", *, axes=None, **style):
-        """
-        Add a moving text.
+        """Add a moving text.
 
         Parameters
         ----------
@@ -142,8 +138,7 @@ class Picture:
         return artist
 
     def set_limits(self, axes, *, x=None, y=None):
-        """
-        Change axis limits; only limits not seen lately cost a full redraw.
+        """Change axis limits; only limits not seen lately cost a full redraw.
 
         Parameters
         ----------
@@ -160,8 +155,7 @@ class Picture:
                 put(limits)
 
     def png(self, scale=1, cover=None):
-        """
-        Draw the present state.
+        """Draw the present state.
 
         Parameters
         ----------
@@ -183,8 +177,7 @@ class Picture:
         return file.getvalue()
 
     def captioned_png(self, caption):
-        """
-        Draw the present state for a file that is read without a kernel.
+        """Draw the present state for a file that is read without a kernel.
 
         Parameters
         ----------
@@ -249,8 +242,7 @@ def _write(pen, text, height, dpi):
 
 
 def bare(axes):
-    """
-    Take ticks, spines and grid away from axes that hold drawn shapes.
+    """Take ticks, spines and grid away from axes that hold drawn shapes.
 
     Parameters
     ----------
@@ -267,8 +259,7 @@ def bare(axes):
 
 
 def log2_axis(axes, which, low, high, *, unit=1, step=1):
-    """
-    Make an axis logarithmic to base 2 with ticks such as 1K, 8K or 1/8.
+    """Make an axis logarithmic to base 2 with ticks such as 1K, 8K or 1/8.
 
     Parameters
     ----------
@@ -290,8 +281,7 @@ def log2_axis(axes, which, low, high, *, unit=1, step=1):
 
 
 def short_power(value):
-    """
-    Write a power of two for a tick [text].
+    """Write a power of two for a tick [text].
 
     Parameters
     ----------
@@ -570,8 +560,7 @@ class ModelCurves(Picture):
 
 
 def spread(values, gap):
-    """
-    Push values apart until neighbours differ by at least `gap`, keeping their order and mean.
+    """Push values apart until neighbours differ by at least `gap`, keeping their order and mean.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from kvlib._validate import one_of, real, whole, whole_or_array
+from kvlib.blocks import blocks_needed
 from kvlib.models import ModelShape
 
 
@@ -34,8 +35,7 @@ DTYPES = tuple(_LAYOUTS)
 
 
 def bits_per_value(dtype):
-    """
-    Count the bits one cached value takes, scales included [bits/value].
+    """Count the bits one cached value takes, scales included [bits/value].
 
     Parameters
     ----------
@@ -74,8 +74,7 @@ def bits_per_value(dtype):
 
 
 def kv_heads_per_rank(num_kv_heads, tensor_parallel):
-    """
-    Count the KV heads that each tensor-parallel rank stores [heads/rank].
+    """Count the KV heads that each tensor-parallel rank stores [heads/rank].
 
     Parameters
     ----------
@@ -116,8 +115,7 @@ def kv_heads_per_rank(num_kv_heads, tensor_parallel):
 
 
 def kv_bytes_per_token(shape, dtype="bf16", tensor_parallel=1):
-    r"""
-    Count the bytes one token adds to one rank's cache while windows still fill [bytes/token].
+    r"""Count the bytes one token adds to one rank's cache while windows still fill [bytes/token].
 
     Parameters
     ----------
@@ -165,8 +163,7 @@ def kv_bytes_per_token(shape, dtype="bf16", tensor_parallel=1):
 
 
 def sequence_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_size=None):
-    r"""
-    Count the bytes one sequence holds in one rank's cache [bytes].
+    r"""Count the bytes one sequence holds in one rank's cache [bytes].
 
     Parameters
     ----------
@@ -231,8 +228,7 @@ def sequence_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_
 
 
 def marginal_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_size=None):
-    """
-    Count the bytes that the token after `num_tokens` adds to one rank's cache [bytes/token].
+    """Count the bytes that the token after `num_tokens` adds to one rank's cache [bytes/token].
 
     Parameters
     ----------
@@ -283,8 +279,7 @@ def kv_budget_bytes(
     safety_bytes=0,
     memory_fraction=1.0,
 ):
-    """
-    Subtract everything that is not cache from one GPU's memory [bytes].
+    """Subtract everything that is not cache from one GPU's memory [bytes].
 
     Parameters
     ----------
@@ -341,8 +336,7 @@ def kv_budget_bytes(
 
 
 def max_cached_tokens(budget_bytes, shape, dtype="bf16", tensor_parallel=1, block_size=16):
-    """
-    Find the longest single sequence whose whole blocks fit a budget [tokens].
+    """Find the longest single sequence whose whole blocks fit a budget [tokens].
 
     Parameters
     ----------
@@ -407,8 +401,7 @@ def max_cached_tokens(budget_bytes, shape, dtype="bf16", tensor_parallel=1, bloc
 def max_sequences(
     budget_bytes, shape, num_tokens, dtype="bf16", tensor_parallel=1, block_size=None
 ):
-    """
-    Count the sequences of one length that fit a budget [sequences].
+    """Count the sequences of one length that fit a budget [sequences].
 
     Parameters
     ----------
@@ -449,8 +442,7 @@ def max_sequences(
 
 
 def max_concurrency(cached_tokens, tokens_per_sequence):
-    """
-    Divide the tokens that fit by the length of a sequence, as engines log it [sequences].
+    """Divide the tokens that fit by the length of a sequence, as engines log it [sequences].
 
     Parameters
     ----------
@@ -529,7 +521,7 @@ def _held_tokens(num_tokens, window, block_size):
         outside = (np.maximum if is_array else max)(0, num_tokens - window)
     if block_size is None:
         return num_tokens - outside
-    return (-(-num_tokens // block_size) - outside // block_size) * block_size
+    return (blocks_needed(num_tokens, block_size) - outside // block_size) * block_size
 
 
 def _layout_pair(dtype):

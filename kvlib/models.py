@@ -46,8 +46,7 @@ _KIND_OF_LAYER_TYPE = {
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """
-    Layers of one kind: what each stores per token, and per sequence.
+    """Layers of one kind: what each stores per token, and per sequence.
 
     Attributes
     ----------
@@ -101,8 +100,7 @@ class LayerGroup:
 
     @property
     def values_per_token(self):
-        """
-        Count the elements one token adds in all layers of the group [elements/token].
+        """Count the elements one token adds in all layers of the group [elements/token].
 
         Returns
         -------
@@ -113,8 +111,7 @@ class LayerGroup:
 
     @property
     def label(self):
-        """
-        Say in words what the layers keep [text].
+        """Say in words what the layers keep [text].
 
         Returns
         -------
@@ -129,8 +126,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, init=False, repr=False)
 class ModelShape:
-    """
-    The numbers of a model that fix its KV-cache size.
+    """The numbers of a model that fix its KV-cache size.
 
     Parameters
     ----------
@@ -184,8 +180,7 @@ class ModelShape:
 
     @classmethod
     def from_groups(cls, layer_groups, *, num_heads=None, name="custom"):
-        """
-        Build a model whose layers are not all alike.
+        """Build a model whose layers are not all alike.
 
         Parameters
         ----------
@@ -230,8 +225,7 @@ class ModelShape:
 
     @classmethod
     def from_hf_config(cls, config, *, head_dim=None, name=None):
-        """
-        Read a Hugging Face ``config.json``.
+        """Read a Hugging Face ``config.json``.
 
         Parameters
         ----------
@@ -299,8 +293,7 @@ class ModelShape:
 
     @property
     def num_layers(self):
-        """
-        Count the layers that keep a cache of their own [layers].
+        """Count the layers that keep a cache of their own [layers].
 
         Returns
         -------
@@ -311,8 +304,7 @@ class ModelShape:
 
     @property
     def num_kv_heads(self):
-        """
-        Return the KV heads of a layer, where every layer has the same [heads].
+        """Return the KV heads of a layer, where every layer has the same [heads].
 
         Returns
         -------
@@ -323,8 +315,7 @@ class ModelShape:
 
     @property
     def head_dim(self):
-        """
-        Return the width of a head, where every layer has the same for key and value [elements].
+        """Return the width of a head, where every layer has the same for key and value [elements].
 
         Returns
         -------
@@ -335,8 +326,7 @@ class ModelShape:
 
     @property
     def is_uniform(self):
-        """
-        Tell whether the one-line formula 2 L H_KV d s T describes this model.
+        """Tell whether the one-line formula 2 L H_KV d s T describes this model.
 
         Returns
         -------
@@ -365,8 +355,7 @@ def _presets():
 
 
 def load_models():
-    """
-    Return the presets: published models by name.
+    """Return the presets: published models by name.
 
     Returns
     -------
@@ -386,8 +375,7 @@ def load_models():
 
 
 def find_model(name):
-    """
-    Return one preset, or name the nearest.
+    """Return one preset, or name the nearest.
 
     Parameters
     ----------
@@ -413,8 +401,7 @@ def find_model(name):
 
 
 def attention_variants(shape):
-    """
-    Return what a model would be with other attention, to draw beside it.
+    """Return what a model would be with other attention, to draw beside it.
 
     Parameters
     ----------
@@ -456,8 +443,7 @@ def attention_variants(shape):
 
 
 def released_weight_bytes(name):
-    """
-    Return what a preset's released weights take [bytes].
+    """Return what a preset's released weights take [bytes].
 
     Parameters
     ----------
@@ -494,8 +480,7 @@ def released_weight_bytes(name):
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """
-    A GPU as programs see it.
+    """A GPU as programs see it.
 
     Attributes
     ----------
@@ -529,8 +514,7 @@ class Device:
 
 
 def load_devices():
-    """
-    Return the GPUs whose memory somebody read off a running program.
+    """Return the GPUs whose memory somebody read off a running program.
 
     Returns
     -------

@@ -43,8 +43,7 @@ class _Control(widgets.Box):
 
 
 class Slider(_Control):
-    """
-    A thumb that moves through steps, and a number box that takes any number in range.
+    """A thumb that moves through steps, and a number box that takes any number in range.
 
     Parameters
     ----------
@@ -102,8 +101,7 @@ class Slider(_Control):
 
 
 class Choice(_Control):
-    """
-    A list of words to choose from.
+    """A list of words to choose from.
 
     Parameters
     ----------
@@ -127,8 +125,7 @@ class Choice(_Control):
 
 @dataclass(frozen=True)
 class Guess:
-    """
-    A question to answer before the picture is shown.
+    """A question to answer before the picture is shown.
 
     Attributes
     ----------
@@ -146,8 +143,7 @@ class Guess:
 
 
 class Panel(widgets.VBox):
-    """
-    Controls over a sentence over a picture.
+    """Controls over a sentence over a picture.
 
     Parameters
     ----------
@@ -214,8 +210,7 @@ class Panel(widgets.VBox):
 
     @property
     def values(self):
-        """
-        Return the value of every control.
+        """Return the value of every control.
 
         Returns
         -------
@@ -225,8 +220,7 @@ class Panel(widgets.VBox):
         return {name: control.value for name, control in self.controls.items()}
 
     def set(self, **values):
-        """
-        Set several controls and redraw once.
+        """Set several controls and redraw once.
 
         Parameters
         ----------
@@ -244,8 +238,7 @@ class Panel(widgets.VBox):
         self.set(**{name: control.start for name, control in self.controls.items()})
 
     def reveal(self, *picks):
-        """
-        Lift the veil.
+        """Lift the veil.
 
         Parameters
         ----------
@@ -362,8 +355,7 @@ class Code(str):
 
 
 def as_python(function, *args, **kwargs):
-    """
-    Write the call that gives a sentence's number, to be copied.
+    """Write the call that gives a sentence's number, to be copied.
 
     Parameters
     ----------

@@ -14,8 +14,7 @@ _FACTOR = {"B": 1} | _BINARY | _DECIMAL
 
 
 def format_bytes(num_bytes):
-    """
-    Write a byte count with the largest binary prefix that keeps it at least 1 [text].
+    """Write a byte count with the largest binary prefix that keeps it at least 1 [text].
 
     Parameters
     ----------
@@ -49,8 +48,7 @@ def format_bytes(num_bytes):
 
 
 def parse_bytes(text):
-    """
-    Read a size or a bandwidth as people write it [bytes, or bytes/s].
+    """Read a size or a bandwidth as people write it [bytes, or bytes/s].
 
     Parameters
     ----------

@@ -1,5 +1,4 @@
-"""
-Build notebooks/*.ipynb from notebooks/src/*.py, or prove that they are current.
+"""Build notebooks/*.ipynb from notebooks/src/*.py, or prove that they are current.
 
 python notebooks/build.py          writes every chapter with its outputs
 python notebooks/build.py --check  fails on a stale chapter, a wrong solution or a broken rule

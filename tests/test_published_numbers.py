@@ -1,5 +1,4 @@
-"""
-Numbers that others published, each against kvlib's own functions.
+"""Numbers that others published, each against kvlib's own functions.
 
 Every entry of data/published_numbers.json stands in exactly one table below: EXACT, PRINTED (to
 the digits that were printed), RULE (under an extra rule that has a name here), MISS (with the

@@ -1,5 +1,4 @@
-"""
-Measure key press to painted pixels, per slider of every chapter, in a real browser.
+"""Measure key press to painted pixels, per slider of every chapter, in a real browser.
 
 Beside it in the same run: the floor (a slider that changes a line of text, nothing drawn) and what
 most notebooks do (`interact` around an inline figure). Prints milliseconds and ratios.
