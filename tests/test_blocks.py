@@ -175,7 +175,7 @@ def test_published_sharded_pool():
 
 
 BAD_CALLS = [
-    (blocks_needed, (1, 0), ValueError, "block_size=0; it must be at least 1. Use 1"),
+    (blocks_needed, (1, 0), ValueError, "block_size=0; it must be at least 1. Pass 1"),
     (blocks_needed, (1, -4), ValueError, "block_size=-4; it must be at least 1"),
     (blocks_needed, (1.0, 16), TypeError, "num_tokens=1.0; it must be an integer. Write 1."),
     (blocks_needed, (True, 16), TypeError, "num_tokens=True; it must be an integer"),

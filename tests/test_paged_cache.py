@@ -785,7 +785,11 @@ BAD_CALLS = [
         TypeError,
         "tenant=7; both must be strin",
     ),
-    (lambda m: m.append_tokens("a", 0), ValueError, "num_new_tokens=0; it must be at least 1. Use"),
+    (
+        lambda m: m.append_tokens("a", 0),
+        ValueError,
+        "num_new_tokens=0; it must be at least 1. Pass",
+    ),
     (lambda m: m.append_tokens("a", -1), ValueError, "num_new_tokens=-1; it must be at least 1"),
     (lambda m: m.append_tokens("a", True), TypeError, "num_new_tokens=True; it must be an integer"),
     (lambda m: m.append_tokens("gone", 1), ValueError, "seq='gone'; it is not live here. See the"),

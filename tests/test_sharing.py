@@ -128,7 +128,7 @@ def test_shareable_is_the_most_whole_blocks_below_the_prompt(prefix_tokens, more
 
 
 BAD_CALLS = [
-    (no_share_bytes, (0, 10, 2), ValueError, "num_branches=0; it must be at least 1. Use 1"),
+    (no_share_bytes, (0, 10, 2), ValueError, "num_branches=0; it must be at least 1. Pass 1"),
     (no_share_bytes, (2, -1, 2), ValueError, "prefix_tokens=-1; it must be at least 0"),
     (shared_bytes, (0, 10, 2), ValueError, "num_branches=0; it must be at least 1"),
     (shared_bytes, (2, 10, -2), ValueError, "bytes_per_token=-2; it must be at least 0"),
