@@ -129,10 +129,10 @@ def main(chapters):
         )
         page = chromium.new_page(viewport={"width": 1300, "height": 1100})
         print(f"{'key press to painted pixels':<58} median    p90  ÷floor  n")
-        with lab.lab_server(extra, home=home) as base_url:
+        with lab.lab_server(home, extra) as base_url:
             floor = measure_chapter(page, base_url, "floor")
             measure_chapter(page, base_url, "interact", floor)
-        with lab.lab_server(home=home) as base_url:
+        with lab.lab_server(home) as base_url:
             for name in chapters:
                 measure_chapter(page, base_url, name, floor)
         chromium.close()

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    with lab.lab_server(home=tmp_path_factory.mktemp("lab")) as base_url:
+    with lab.lab_server(tmp_path_factory.mktemp("lab")) as base_url:
         yield base_url
 
 

@@ -50,9 +50,14 @@ def free_port():
 
 
 @contextlib.contextmanager
-def lab_server(folder=NOTEBOOKS, home=None):
-    """Serve a folder with JupyterLab on a free loopback port; give its base URL."""
+def lab_server(home, folder=NOTEBOOKS):
+    """Serve a copy of a folder with JupyterLab on a free loopback port; give its base URL.
+
+    A copy, since JupyterLab saves what it runs.
+    """
     home, port = Path(home), free_port()
+    served = home / f"served_{port}"
+    shutil.copytree(folder, served)
     environment = os.environ | {
         "JUPYTER_CONFIG_DIR": str(home / "config"),
         "JUPYTER_DATA_DIR": str(home / "data"),
@@ -68,7 +73,7 @@ def lab_server(folder=NOTEBOOKS, home=None):
         f"--port={port}",
         "--ServerApp.port_retries=0",
         "--IdentityProvider.token=kvlib",
-        f"--ServerApp.root_dir={folder}",
+        f"--ServerApp.root_dir={served}",
         f"--LabApp.app_settings_dir={NOTEBOOKS / 'lab'}",
         "--expose-app-in-browser",
     ]
