@@ -3,6 +3,7 @@
 import base64
 import io
 import random
+import sys
 import threading
 
 import pytest
@@ -154,14 +155,18 @@ def test_events_from_two_threads_never_mix():
     for a in (1, 2):
         panel.set(a=a)
         want[a] = panel._image.value
-    threads = [
-        threading.Thread(target=lambda a=a: [panel.set(a=a) for _ in range(20)]) for a in (1, 2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert panel._image.value == want[panel.values["a"]]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(15):
+            threads = [threading.Thread(target=panel.set, kwargs={"a": a}) for a in (1, 2, 1, 2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert panel._image.value == want[panel.values["a"]]
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize(

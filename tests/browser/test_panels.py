@@ -158,9 +158,12 @@ def test_number_box_takes_a_number_between_the_steps(chapter):
 
 def test_every_box_list_and_button_has_a_name(chapter):
     for panel in panels_of(chapter):
+        seen = panel.root.aria_snapshot()
         for role in ("spinbutton", "combobox", "button"):
-            named = panel.root.aria_snapshot().count(f'- {role} "')
-            assert named == panel.root.get_by_role(role).count(), (role, panel.root.aria_snapshot())
+            names = re.findall(rf'- {role} "(.+?)"', seen)
+            assert len(names) == panel.root.get_by_role(role).count(), seen
+            assert len(set(names)) == len(names), f"two of one name: {names}"
+            assert "null" not in names, f"ipywidgets' name for what has none: {names}"
         sliders = panel.root.get_by_role("slider").count()
         assert sliders == panel.root.get_by_role("spinbutton").count(), "a slider without its box"
 
@@ -183,16 +186,35 @@ def test_panel_stays_inside_a_narrow_window_and_keeps_its_size(chapter):
         panel.settle()
 
 
+_COUNT_REDRAWS = """() => {
+  window.redraws = 0;
+  const image = document.querySelector('img.kv-picture');
+  window.watcher = new MutationObserver(() => { window.redraws += 1; });
+  window.watcher.observe(image, {attributes: true, attributeFilter: ['src']});
+}"""
+
+
+def test_picture_and_sentence_follow_the_drag(chapter):
+    panel = panels_of(chapter)[0]
+    slider, sentences = panel.root.get_by_role("slider").first, set()
+    chapter.evaluate(_COUNT_REDRAWS)
+    slider.focus()
+    for _ in range(20):  # never still for as long as it takes to count as idle
+        chapter.keyboard.press("ArrowRight")
+        chapter.wait_for_timeout(100)
+        sentences.add(panel.sentence)
+    redraws = chapter.evaluate("() => { window.watcher.disconnect(); return window.redraws; }")
+    assert redraws >= 5
+    assert len(sentences) >= 5
+    panel.root.get_by_role("button", name="Reset").click()
+    panel.settle()
+
+
 def test_a_burst_of_keys_is_answered_with_few_redraws_and_the_last_value(chapter):
     panel = panels_of(chapter)[0]
     slider = panel.root.get_by_role("slider").first
     start = position(slider)
-    chapter.evaluate("""() => {
-      window.redraws = 0;
-      const image = document.querySelector('img.kv-picture');
-      window.watcher = new MutationObserver(() => { window.redraws += 1; });
-      window.watcher.observe(image, {attributes: true, attributeFilter: ['src']});
-    }""")
+    chapter.evaluate(_COUNT_REDRAWS)
     slider.focus()
     for _ in range(25):
         chapter.keyboard.down("ArrowRight")
