@@ -35,6 +35,7 @@ again (a CuPy array is one chunk). Both agree bit for bit.
 import math
 from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +44,8 @@ from kvlib import _data
 from kvlib._validate import one_of, whole
 from kvlib.backend import array_module
 
-_CHUNK_BYTES = 256 * 1024  # a chunk, its scales and its quotients share a core's L2 cache
-_CHUNKS_PER_BAND = 8  # still in the L3 cache when their codes are written
+_CHUNK_BYTES = 512 * 1024  # small enough for the caches, large enough to hide the cost of a call
+_CHUNKS_PER_BAND = 4  # still in the L3 cache when their codes are written
 _INT_OF_WIDTH = {2: np.int16, 4: np.int32, 8: np.int64}
 _FLOATS = (np.float16, np.float32, np.float64)
 
@@ -108,18 +109,15 @@ class QuantizedTensor:
 
     def __post_init__(self):
         """Check the scheme, then tile [batch, tokens, channels] with its groups."""
-        if whole("bits", self.bits) not in (8, 4, 2):
+        ndim, half = len(self.shape), 2 ** (whole("bits", self.bits, low=2, high=8) - 1)
+        if self.bits not in (8, 4, 2):
             raise ValueError(f"bits={self.bits}; a code takes 8, 4 or 2 bits. Use one of them.")
-        one_of("granularity", self.granularity, ("channel", "token", "tensor"))
-        if self.group_size is not None:
-            whole("group_size", self.group_size, low=1)
-            if self.granularity == "tensor":
-                rule = "granularity='tensor' has one group"
-                raise ValueError(f"group_size={self.group_size}; {rule}. Leave it out.")
-        ndim, token_axis = len(self.shape), self.token_axis
+        tensor = one_of("granularity", self.granularity, ("channel", "token", "tensor")) == "tensor"
+        if self.group_size is not None and tensor:
+            rule = "granularity='tensor' has one group"
+            raise ValueError(f"group_size={self.group_size}; {rule}. Leave it out.")
         axis = whole("axis", self.axis, low=-ndim, high=ndim - 1) % ndim
-        if ndim == 1 or self.granularity == "tensor":
-            token_axis = None
+        token_axis = None if tensor or ndim == 1 else self.token_axis
         if token_axis is not None:
             token_axis = whole("token_axis", token_axis, low=-ndim, high=ndim - 1) % ndim
         if token_axis == axis:
@@ -129,21 +127,21 @@ class QuantizedTensor:
         order = [i for i in range(ndim) if i not in last] + last
         vars(self).update(axis=axis, token_axis=token_axis, _order=order)
         batch, tokens, channels = self._merged(self.shape)
-        run = self.group_size or max(tokens, channels)
-        tiles = {"channel": (run, 1), "token": (1, run), "tensor": (tokens, channels)}
-        run_t, run_c = tiles[self.granularity]
-        run_t, run_c = max(1, min(run_t, tokens)), max(1, min(run_c, channels))
-        half = 2 ** (self.bits - 1)
+        run = whole("group_size", self.group_size or max(1, tokens, channels), low=1)
+        run_t = min(tokens, 1 if self.granularity == "token" else run)
+        run_c = min(channels, 1 if self.granularity == "channel" else run)
+        run_t, run_c = max(1, run_t), max(1, run_c)
         lowest = {None: 1 - half, "point": -half, "minimum": 0}[self.zero]
         vars(self).update(
             _flat=(batch, tokens, channels),
             _tile=(run_t, run_c),
             _grid=(batch, -(-tokens // run_t), -(-channels // run_c)),
             _lowest=lowest,
-            _levels=half - 1 if self.zero is None else 2 * half - 1,  # that the scale divides
+            _highest=2 * half - 1 if self.zero == "minimum" else half - 1,
+            _levels=2 * half - 1 if self.zero else half - 1,  # steps of a group's scale
             _offset=np.uint8(half if lowest and self.bits < 8 else 0),  # makes packed codes >= 0
             _codes=np.dtype(np.int8 if lowest else np.uint8),
-            # An offset needs float64 quotients: float32 would break the bound of `quantize`.
+            # With an offset float32 quotients would break the bound that `quantize` states.
             _work=np.dtype(np.float64 if self.zero or self.dtype == np.float64 else np.float32),
         )
 
@@ -180,7 +178,7 @@ class QuantizedTensor:
         array([[-2, -1,  1]], dtype=int8)
         """
         packed = self._flatten(self.data).view(np.uint8)
-        flat = _unpack(packed.reshape(-1, packed.shape[-1]), self)
+        flat = _unpack(packed.reshape(-1, packed.shape[2]), self)
         return self._restore(flat.reshape(self._flat))
 
     def _merged(self, shape):
@@ -201,76 +199,70 @@ class QuantizedTensor:
 
     def _runs(self, *arrays):
         """Yield [batch, ., .] arrays as [rows, .]: at once, unless groups end inside an entry."""
-        batch, tokens, channels = self._flat
-        runs = (batch if tokens % self._tile[0] else 1) if batch * tokens * channels else 0
-        for i in range(runs):
-            yield [a if a is None else a.reshape(runs, -1, a.shape[-1])[i] for a in arrays]
+        runs = self._flat[0] if self._flat[1] % self._tile[0] else 1
+        for i in range(runs if math.prod(self._flat) else 0):
+            yield [a if a is None else a.reshape(runs, -1, a.shape[2])[i] for a in arrays]
 
     def _bands(self, xp, num_rows, row_bytes):
-        """Yield rows whose scales are found together, as rows, groups and starts of chunks."""
-        chunk, run = max(1, _CHUNK_BYTES // row_bytes) if xp is np else num_rows, self._tile[0]
-        step = max(run, _CHUNKS_PER_BAND * chunk // run * run)
-        complete = num_rows - num_rows % run
-        for first in [*range(0, complete, step), *range(complete, num_rows, run)]:
-            last = min(first + step, complete if first < complete else num_rows)
-            # A chunk holds some whole groups, or a part of the band's only group.
-            chunks = range(0, last - first, chunk // run * run or chunk)
-            yield slice(first, last), slice(first // run, -(-last // run)), chunks
+        """Yield rows whose scales are found together, as rows, groups and chunks of both."""
+        run, chunk = self._tile[0], max(1, _CHUNK_BYTES // row_bytes) if xp is np else num_rows
+        # A chunk holds some whole groups and a band some chunks; or both are one long group's.
+        step, part = (run, chunk) if run > chunk else (_CHUNKS_PER_BAND * chunk, chunk)
+        step, part = step // run * run, part // run * run or part
+        marks = sorted({*range(0, num_rows, step), num_rows - num_rows % run, num_rows})
+        for rows, groups in _cut(marks, run):
+            length = rows.stop - rows.start
+            yield rows, groups, _cut([*range(0, length, part), length], run)
 
-    def _parts(self, room, chunks, **groups):
-        """Yield a band's chunks, with each group's numbers repeated over the group's values."""
-        (run_t, run_c), at, spread = self._tile, None, {}
-        for first in chunks:
-            last = min(first + chunks.step, chunks.stop)
-            here = slice(first // run_t, -(-last // run_t))
-            if here != at:  # parts of one group share what was spread for the first of them
-                at, count = here, here.stop - here.start
-                for name, numbers in groups.items():
-                    shape = count, (last - first) // count, self._grid[2], run_c
-                    spread[name] = room(name, shape, numbers.dtype)
-                    spread[name][:] = numbers[here, None, :, None]
-            flat = (a.reshape(-1, self._grid[2] * run_c) for a in spread.values())
-            yield slice(first, last), *(a[: last - first, : self._flat[2]] for a in flat)
+
+def _cut(marks, run):
+    """Return the slices between marks, of rows and of groups of `run` rows."""
+    return [(slice(a, b), slice(a // run, -(-b // run))) for a, b in pairwise(marks)]
 
 
 class _Room:
     """Buffers that a call uses again and again, so that no chunk touches fresh memory."""
 
     def __init__(self, xp):
-        self.xp, self.held = xp, {}
+        self.xp, self.held, self.filled = xp, {}, {}
 
     def __call__(self, name, shape, dtype):
         count = math.prod(shape)
         if name not in self.held or self.held[name].nbytes < count * dtype.itemsize:
-            self.held[name] = self.xp.empty(count, dtype)
+            # Arrays of whole pages often start 16 bytes apart modulo a page. A CPU then takes reads
+            # of one for reads of what it just wrote to the other, and waits: shift by 1 KiB.
+            shift = 1024 // dtype.itemsize
+            self.held[name] = self.xp.empty(shift + count, dtype)[shift:]
         return self.held[name].view(dtype)[:count].reshape(shape)
+
+    def spread(self, name, numbers, groups, tiles):
+        """Repeat one number per group over the values of its tile, unless that was done last."""
+        values, wanted = self(name, tiles.shape, numbers.dtype), (groups, tiles.shape)
+        last, done = self.filled.get(name, (None, None))
+        if last is not numbers or done != wanted:
+            self.filled[name] = numbers, wanted
+            values[:] = numbers[groups, None, :, None]
+        return values
 
 
 def _fit(xp, low, high, qt):
-    """Return scale, divisor and zero point of groups from `low` (symmetric: None) to `high`."""
-    info, levels, zero = np.finfo(qt.scale_dtype), qt._levels, None
+    """Return scale, divisor and zero point of groups from `low` (symmetric: 0) to `high`."""
+    info, base, room = np.finfo(qt.scale_dtype), low, qt._levels + 0.25
     eps, tiny = float(info.eps), float(info.smallest_subnormal)
     with np.errstate(all="ignore"):
-        if low is None:
-            span, exact = high, high / levels
-        else:
-            span = high - low
-            if qt.zero == "minimum":
-                # Rounded down, never up, so that no value lies below the first code.
-                nearest, lower = (a.astype(info.dtype) for a in (low, low - abs(low) * eps - tiny))
-                zero = xp.where(nearest > low, lower, nearest)
-                span = high - zero
-            exact = xp.where(low == high, abs(high), span / levels)
+        if qt.zero == "minimum":
+            # Rounded down, never up, so that no value lies below the first code.
+            nearest, lower = (a.astype(info.dtype) for a in (low, low - abs(low) * eps - tiny))
+            base = xp.where(nearest > low, lower, nearest)
+        exact = xp.where(low == high, abs(high), (high - base) / qt._levels)
         scale = exact.astype(info.dtype)
-        divisor = scale.astype(exact.dtype)
-        divisor[scale == 0] = 1  # a group of zeros
-        room = levels + 0.25
+        divisor = xp.where(scale == 0, 1, scale).astype(qt._work)  # 0: a group of zeros
         if qt.zero == "point":
-            # The first code may stand half a step off the lowest value, the last half a step more.
-            span = high - xp.rint(low / divisor) * divisor
-            room = levels + 0.5 + xp.maximum(abs(low), abs(high)) * 2.0**-25 / divisor
+            # The first code may stand half a step off the lowest value, the last off the highest.
+            base = xp.rint(low / divisor) * divisor
+            room += 0.25 + xp.maximum(abs(low), abs(high)) * 2.0**-25 / divisor
         # A scale rounded down may leave the highest value past the last code: take the next float.
-        short = span > room * divisor
+        short = high - base > room * divisor
         scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
         divisor = xp.where(short, scale, divisor)
         lost = ~xp.isfinite(scale) | ((scale == 0) & (exact != 0))
@@ -279,23 +271,22 @@ def _fit(xp, low, high, qt):
         step = "Use scale_dtype='float32', or multiply the tensor by a constant first."
         raise ValueError(f"scale={float(exact[lost][0]):.3g}; {rule}. {step}")
     if qt.zero == "point":
-        zero = qt._lowest - xp.rint(low / divisor)
-    return scale, divisor, zero
+        return scale, divisor, qt._lowest - xp.rint(low / divisor)
+    return scale, divisor, base if qt.zero else None
 
 
 def _definition(values, qt):
     """Return codes, scale and zero point of one group, as the formulas are written."""
     values = values.astype(qt._work)
-    low, high = (values.min(), values.max()) if qt.zero else (None, abs(values).max())
-    scale, divisor, zero = _fit(np, *(a if a is None else a[None] for a in (low, high)), qt)
+    low, high = (values.min(), values.max()) if qt.zero else (0, abs(values).max())
+    scale, divisor, zero = _fit(np, low, high, qt)
     if qt.zero is None:
-        steps = np.rint(values / divisor)
+        codes = np.rint(values / divisor)
     elif qt.zero == "point":
-        steps = np.rint(values / divisor) + zero
+        codes = np.rint(values / divisor) + zero
     else:
-        steps = np.rint((values - zero) / divisor)
-    highest = qt._levels if qt.zero is None else qt._lowest + qt._levels
-    return np.clip(steps, qt._lowest, highest), scale, zero
+        codes = np.rint((values - zero) / divisor)
+    return np.clip(codes, qt._lowest, qt._highest), scale, zero
 
 
 def _keys(room, values, symmetric):
@@ -315,25 +306,21 @@ def _keys(room, values, symmetric):
     return keys
 
 
-def _reduce(xp, keys, extreme, num_groups, run_c):
-    """Reduce rows to `num_groups` along tokens, then channels to runs of `run_c`."""
-    if len(keys) > num_groups:
-        keys = getattr(keys.reshape(num_groups, -1, keys.shape[1]), extreme)(axis=1)
-    if run_c == 1:
-        return keys.copy()
-    short = -keys.shape[1] % run_c
-    if short:
-        keys = xp.pad(keys, ((0, 0), (0, short)), mode="edge")
-    return getattr(keys.reshape(num_groups, -1, run_c), extreme)(axis=2)
+def _tiles(xp, rows, qt):
+    """View [rows, channels] as [groups, tokens, groups, channels]; fill a short last group up."""
+    short = -rows.shape[1] % qt._tile[1]
+    if short:  # with its last value: no extreme changes
+        rows = xp.pad(rows, ((0, 0), (0, short)), mode="edge")
+    return rows.reshape(-(-len(rows) // qt._tile[0]), -1, qt._grid[2], qt._tile[1])
 
 
 def _extremes(xp, room, band, chunks, qt):
-    """Return every group's lowest and highest value (symmetric: None and the largest magnitude)."""
-    found = {"max": []} if qt.zero is None else {"min": [], "max": []}
-    for (part,) in qt._parts(room, chunks):
-        keys = _keys(room, band[part], qt.zero is None)
+    """Return every group's lowest and highest value (symmetric: 0 and the largest magnitude)."""
+    found = {"min": [], "max": []} if qt.zero else {"max": []}
+    for rows, _ in chunks:
+        keys = _keys(room, _tiles(xp, band[rows], qt), qt.zero is None)
         for extreme, parts in found.items():
-            parts.append(_reduce(xp, keys, extreme, -(-len(keys) // qt._tile[0]), qt._tile[1]))
+            parts.append(getattr(keys, extreme)(axis=(1, 3)))
     ends = []
     for extreme, parts in found.items():
         keys = xp.concatenate(parts)
@@ -341,7 +328,7 @@ def _extremes(xp, room, band, chunks, qt):
             keys = getattr(keys, extreme)(axis=0, keepdims=True)
         end = _keys(room, keys.view(band.dtype), qt.zero is None).view(band.dtype)
         ends.append(end.astype(qt._work))
-    return ends if qt.zero else (None, *ends)
+    return ends if qt.zero else (0, *ends)
 
 
 def _widen(xp, room, values, work):
@@ -352,49 +339,47 @@ def _widen(xp, room, values, work):
     if xp is np and values.dtype == np.float16:
         # The bits of a float16, moved to where float32 keeps them, are its value times 2**-112,
         # denormals included: five times faster than NumPy's own conversion.
-        values32 = room("float32", values.shape, np.dtype(np.float32))
-        bits = values32.view(np.uint32)
+        bits = room("bits", values.shape, np.dtype(np.uint32))
         bits[:] = values.view(np.int16)
         bits <<= 13
         bits &= 0x8FFFE000
-        values = np.multiply(values32, 2.0**112, out=wide if work == np.float32 else values32)
+        return np.multiply(bits.view(np.float32), 2.0**112, out=wide)
     wide[:] = values
     return wide
 
 
 def _quantize_rows(xp, rows, packed, scale, zero, qt):
     """Fill codes, scales and zero points of [rows, channels], band by band."""
-    room, work = _Room(xp), qt._work
-    for band, groups, chunks in qt._bands(xp, len(rows), rows.shape[1] * work.itemsize):
+    room, (num_rows, channels) = _Room(xp), rows.shape
+    for band, fits, chunks in qt._bands(xp, num_rows, channels * qt._work.itemsize):
         low, high = _extremes(xp, room, rows[band], chunks, qt)
-        scale[groups], divisor, offset = _fit(xp, low, high, qt)
-        spread = {"divisor": divisor}
+        scale[fits], divisor, offset = _fit(xp, low, high, qt)
         if zero is not None:
-            zero[groups] = offset
-            spread["offset"] = offset.astype(work)
-        for part, divisors, *offsets in qt._parts(room, chunks, **spread):
-            values = _widen(xp, room, rows[band][part], work)
-            steps = room("work", values.shape, work)
+            zero[fits] = offset
+            offset = offset.astype(qt._work)
+        for part, groups in chunks:
+            values = _widen(xp, room, _tiles(xp, rows[band][part], qt), qt._work)
+            steps = room("work", values.shape, qt._work)
             if qt.zero == "minimum":
-                values = xp.subtract(values, *offsets, out=steps)
-            xp.rint(xp.divide(values, divisors, out=steps), out=steps)
+                values = xp.subtract(values, room.spread("zero", offset, groups, steps), out=steps)
+            xp.divide(values, room.spread("scale", divisor, groups, steps), out=steps)
+            xp.rint(steps, out=steps)
             if qt.zero == "point":
                 # Only here can a code need clipping: other quotients end within the last code.
-                steps += offsets[0]
-                xp.minimum(steps, qt._lowest + qt._levels, out=steps)
-            _pack(room, steps, packed[band][part], qt)
+                steps += room.spread("zero", offset, groups, steps)
+                xp.minimum(steps, qt._highest, out=steps)
+            flat = steps.reshape(part.stop - part.start, -1)[:, :channels]
+            _pack(room, flat, packed[band][part], qt)
 
 
 def _pack(room, steps, packed, qt):
     """Put 8 // bits codes into a byte, the first in the low bits; pad each row to a byte."""
-    if qt.bits == 8:
-        packed.view(qt._codes)[:] = steps
-        return
     bits, channels = qt.bits, steps.shape[1]
     codes = room("codes", (len(steps), packed.shape[1] * 8 // bits), np.dtype(np.uint8))
-    codes[:, :channels].view(qt._codes)[:] = steps
-    codes[:, :channels] += qt._offset
     codes[:, channels:] = 0
+    used = codes[:, :channels]
+    used.view(qt._codes)[:] = steps
+    used += qt._offset
     while bits < 8:
         pairs = codes.view("<u2")  # the first code of a pair below the second
         codes, bits = (pairs | pairs >> (8 - bits)).astype(np.uint8), bits * 2
@@ -425,49 +410,42 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
     else:
         once, reach = offset < 2**23, (2**qt.bits + offset) * steepest
     work = np.dtype(np.float32 if once and reach < 2.0**127 else np.float64)
-    wide = {"scale": scale.astype(work)} | ({} if zero is None else {"zero": zero.astype(work)})
-    for band, groups, chunks in qt._bands(xp, len(out), out.shape[1] * work.itemsize):
-        here = {name: numbers[groups] for name, numbers in wide.items()}
-        for part, scales, *zeros in qt._parts(room, chunks, **here):
+    scale, zero = (a if a is None else a.astype(work) for a in (scale, zero))
+    for band, fits, chunks in qt._bands(xp, len(out), out.shape[1] * work.itemsize):
+        scales, zeros = scale[fits], None if zero is None else zero[fits]
+        for part, groups in chunks:
             target = out[band][part]
-            values = target if work == np.float32 else room("work", target.shape, work)
-            values[:] = _unpack(packed[band][part], qt)
+            padded = len(target), qt._grid[2] * qt._tile[1]
+            direct = work == np.float32 and target.shape == padded
+            values = target if direct else room("work", padded, work)
+            values[:, : out.shape[1]] = _unpack(packed[band][part], qt)
+            values[:, out.shape[1] :] = 0
+            tiles = _tiles(xp, values, qt)
             if qt.zero == "point":
-                values -= zeros[0]
-            values *= scales
+                tiles -= room.spread("zero", zeros, groups, tiles)
+            tiles *= room.spread("scale", scales, groups, tiles)
             if qt.zero == "minimum":
-                values += zeros[0]
-            if work == np.float64:
+                tiles += room.spread("zero", zeros, groups, tiles)
+            if not direct:
                 largest = float(np.finfo(np.float32).max)
-                target[:] = values.clip(-largest, largest)
+                target[:] = values[:, : out.shape[1]].clip(-largest, largest)
 
 
 def _float_tensor(name, value):
     """Return an array of a supported float dtype with at least one axis."""
     array = array_module(value).asarray(value)
-    if array.dtype not in _FLOATS:
-        rule = "it must be float16, float32 or float64"
-        raise TypeError(f"{name}.dtype={array.dtype}; {rule}. Use {name}.astype(np.float32).")
-    if not array.ndim:
-        raise ValueError(f"{name}.shape=(); it must have a channel axis. Pass an array.")
+    if array.dtype not in _FLOATS or not array.ndim:
+        rule = "it must be an array of float16, float32 or float64"
+        raise TypeError(
+            f"{name}={array.dtype}{list(array.shape)}; {rule}. Use .astype(np.float32)."
+        )
     return array
-
-
-def _require_finite(xp, tensor):
-    """Name the first NaN or infinity, if there is one."""
-    bad = xp.argwhere(~xp.isfinite(tensor))
-    if len(bad):
-        at = tuple(int(i) for i in bad[0])
-        step = "Find out where it comes from, or use np.nan_to_num."
-        where = f"tensor[{', '.join(map(str, at))}]={float(tensor[at])}"
-        raise ValueError(f"{where}; every value must be finite. {step}") from None
 
 
 def _check_out(out, shape, dtypes):
     """Refuse memory of another shape or dtype before anything is computed."""
     if out is not None and (out.dtype not in dtypes or out.shape != shape):
-        names = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-        rule = f"it must be {names} of shape {shape}"
+        rule = f"it must be {' or '.join(np.dtype(d).name for d in dtypes)} of shape {shape}"
         raise ValueError(f"out={out.dtype} of shape {out.shape}; {rule}. Allocate it so.")
 
 
@@ -570,8 +548,7 @@ def quantize(
         dtype=tensor.dtype,
         scale_dtype=np.dtype(one_of("scale_dtype", named, ("float32", "float16"))),
     )
-    batch, tokens, channels = qt._flat
-    packed = xp.empty((batch, tokens, -(-channels * bits // 8)), np.uint8)
+    packed = xp.empty((*qt._flat[:2], -(-qt._flat[2] * bits // 8)), np.uint8)
     codes = qt._restore(packed.view(qt._codes) if bits == 8 else packed)
     _check_out(out, codes.shape, (codes.dtype,))
     scale, zero_point = xp.zeros(qt._grid, qt.scale_dtype), None
@@ -580,8 +557,11 @@ def quantize(
     try:
         for arrays in qt._runs(qt._flatten(tensor), packed, scale, zero_point):
             _quantize_rows(xp, *arrays, qt)
-    except ValueError:
-        _require_finite(xp, tensor)  # NaN and infinity surface as impossible scales
+    except ValueError:  # an impossible scale: NaN and infinity are the likelier cause
+        for at in xp.argwhere(~xp.isfinite(tensor))[:1].tolist():
+            step = "Find out where it comes from, or use np.nan_to_num."
+            rule = f"tensor{at}={float(tensor[tuple(at)])}; every value must be finite"
+            raise ValueError(f"{rule}. {step}") from None
         raise
     if qt.zero == "point" and not (abs(zero_point) >= 2**31).any():
         zero_point = zero_point.astype(np.int32)
@@ -769,19 +749,16 @@ def quantization_error(original, qt):
     """
     original, value = _float_tensor("original", original), dequantize(qt)
     if original.shape != qt.shape:
-        raise ValueError(
-            f"original.shape={original.shape}; qt was made from {qt.shape}. Pass that tensor."
-        )
-    error = abs(value - original.astype(np.float64)).ravel()
-    count = max(1, error.size)
-    rmse, rms = (
-        float(part @ part / count) ** 0.5 for part in (error, original.ravel().astype(np.float64))
-    )
+        rule = f"qt was made from shape {qt.shape}"
+        raise ValueError(f"original.shape={original.shape}; {rule}. Pass that tensor.")
+    exact = original.astype(np.float64).ravel()
+    error, count = abs(value.ravel() - exact), max(1, exact.size)
+    norm = float(exact @ exact) ** 0.5
     return {
         "max_abs_error": float(error.max(initial=0)),
-        "mean_abs_error": float(error.sum() / count),
-        "rmse": rmse,
-        "relative_rmse": rmse / rms if rms else 0.0,
+        "mean_abs_error": float(error.sum()) / count,
+        "rmse": (float(error @ error) / count) ** 0.5,
+        "relative_rmse": float(error @ error) ** 0.5 / norm if norm else 0.0,
         "compression_ratio": original.nbytes / qt.nbytes if qt.nbytes else 1.0,
     }
 
@@ -826,26 +803,21 @@ def attention_output_error(q, k, v, k_hat, v_hat):
     >>> attention_output_error(q, k, k, k, k * 1.25)
     0.25
     """
-    names = ("q", "k", "v", "k_hat", "v_hat")
-    arrays = [_float_tensor(*pair) for pair in zip(names, (q, k, v, k_hat, v_hat), strict=True)]
-    q, k, v, k_hat, v_hat = arrays
-    fits = all(array.ndim == 3 for array in arrays) and k.shape[:2] == v.shape[:2]
+    named = {"q": q, "k": k, "v": v, "k_hat": k_hat, "v_hat": v_hat}
+    q, k, v, k_hat, v_hat = arrays = [_float_tensor(*pair) for pair in named.items()]
+    fits = all(a.ndim == 3 for a in arrays) and k.shape[:2] == v.shape[:2]
     fits = fits and (k_hat.shape, v_hat.shape, q.shape[2]) == (k.shape, v.shape, k.shape[2])
     if not fits or not 0 < q.shape[1] <= k.shape[1] or q.shape[0] % k.shape[0]:
-        shapes = ", ".join(
-            f"{name}.shape={array.shape}" for name, array in zip(names, arrays, strict=True)
-        )
+        shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
         rule = "they must be (heads, n, d), (kv_heads, T, d), (kv_heads, T, d_v), then k's and v's"
-        raise ValueError(f"{shapes}; {rule}. n <= T, kv_heads divides heads: reshape them.")
+        raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
     xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
-    exact, read = (
-        _attention(xp, *(array.astype(work) for array in (q, *kv)))
-        for kv in ((k, v), (k_hat, v_hat))
-    )
+    q, k, v, k_hat, v_hat = (a.astype(work) for a in arrays)
+    exact, read_back = _attention(xp, q, k, v), _attention(xp, q, k_hat, v_hat)
     norm = float(xp.linalg.norm(exact))
     if not norm:
         raise ValueError("||o||=0; a relative error needs an output. Pass values that are not 0.")
-    return float(xp.linalg.norm(read - exact)) / norm
+    return float(xp.linalg.norm(read_back - exact)) / norm
 
 
 def _attention(xp, q, k, v):
@@ -854,8 +826,7 @@ def _attention(xp, q, k, v):
     grouped = q.reshape(num_kv_heads, num_heads // num_kv_heads, n, head_dim)
     scores = grouped @ k[:, None].swapaxes(-1, -2) * head_dim**-0.5
     position = xp.arange(num_tokens)
-    visible = position <= position[num_tokens - n :, None]
-    scores = xp.where(visible, scores, -np.inf)
+    scores = xp.where(position <= position[num_tokens - n :, None], scores, -np.inf)
     weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ v[:, None]
 
