@@ -72,6 +72,8 @@ class QuantizedTensor:
         Shape of the tensor.
     dtype : numpy.dtype
         The tensor's dtype before quantization.
+    scale_dtype : numpy.dtype
+        Dtype of the scales, and of minima.
     granularity : str
         ``'channel'``, ``'token'`` or ``'tensor'``.
     group_size : int or None
@@ -80,8 +82,13 @@ class QuantizedTensor:
         Channel axis, counted from 0.
     token_axis : int or None
         Token axis, counted from 0; None if all axes but the channel's count as tokens.
-    zero : str
-        ``'point'`` or ``'minimum'``; without meaning if `zero_point` is None.
+    zero : str or None
+        ``'point'`` or ``'minimum'``; None for a symmetric scheme.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a field is of the wrong type or out of range; `quantize` says what each may be.
 
     Notes
     -----
@@ -114,8 +121,7 @@ class QuantizedTensor:
             raise ValueError(f"bits={self.bits}; a code takes 8, 4 or 2 bits. Use one of them.")
         tensor = one_of("granularity", self.granularity, ("channel", "token", "tensor")) == "tensor"
         if self.group_size is not None and tensor:
-            rule = "granularity='tensor' has one group"
-            raise ValueError(f"group_size={self.group_size}; {rule}. Leave it out.")
+            raise ValueError(f"group_size={self.group_size}; a tensor is one group. Leave it out.")
         axis = whole("axis", self.axis, low=-ndim, high=ndim - 1) % ndim
         token_axis = None if tensor or ndim == 1 else self.token_axis
         if token_axis is not None:
@@ -127,7 +133,8 @@ class QuantizedTensor:
         order = [i for i in range(ndim) if i not in last] + last
         vars(self).update(axis=axis, token_axis=token_axis, _order=order)
         batch, tokens, channels = self._merged(self.shape)
-        run = whole("group_size", self.group_size or max(1, tokens, channels), low=1)
+        run = max(1, tokens, channels) if self.group_size is None else self.group_size
+        run = whole("group_size", run, low=1)
         run_t = min(tokens, 1 if self.granularity == "token" else run)
         run_c = min(channels, 1 if self.granularity == "channel" else run)
         run_t, run_c = max(1, run_t), max(1, run_c)
@@ -178,7 +185,7 @@ class QuantizedTensor:
         array([[-2, -1,  1]], dtype=int8)
         """
         packed = self._flatten(self.data).view(np.uint8)
-        flat = _unpack(packed.reshape(-1, packed.shape[2]), self)
+        flat = _unpack(packed.reshape(math.prod(self._flat[:2]), packed.shape[2]), self)
         return self._restore(flat.reshape(self._flat))
 
     def _merged(self, shape):
@@ -195,7 +202,7 @@ class QuantizedTensor:
         """Undo `_flatten`, though the token and channel axes may have become shorter."""
         kept = 1 if self.token_axis is None else 2
         moved = [self.shape[i] for i in self._order[:-kept]]
-        return flat.reshape(*moved, *flat.shape[-kept:]).transpose(np.argsort(self._order))
+        return flat.reshape(*moved, *flat.shape[-kept:]).transpose(np.argsort(self._order).tolist())
 
     def _runs(self, *arrays):
         """Yield [batch, ., .] arrays as [rows, .]: at once, unless groups end inside an entry."""
@@ -265,7 +272,7 @@ def _fit(xp, low, high, qt):
         short = high - base > room * divisor
         scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
         divisor = xp.where(short, scale, divisor)
-        lost = ~xp.isfinite(scale) | ((scale == 0) & (exact != 0))
+        lost = ~xp.isfinite(scale) | ((scale == 0) & ((low != 0) | (high != 0)))
     if lost.any():
         rule = f"{info.dtype} must hold all scales and minima ({tiny:.2g} to {float(info.max):.5g})"
         step = "Use scale_dtype='float32', or multiply the tensor by a constant first."
@@ -435,10 +442,8 @@ def _float_tensor(name, value):
     """Return an array of a supported float dtype with at least one axis."""
     array = array_module(value).asarray(value)
     if array.dtype not in _FLOATS or not array.ndim:
-        rule = "it must be an array of float16, float32 or float64"
-        raise TypeError(
-            f"{name}={array.dtype}{list(array.shape)}; {rule}. Use .astype(np.float32)."
-        )
+        given = f"{name}={array.dtype} of shape {array.shape}"
+        raise TypeError(f"{given}; it must be float16, 32 or 64. Use .astype(np.float32).")
     return array
 
 
@@ -512,16 +517,13 @@ def quantize(
 
     .. math:: |x - x̂| \\le scale / 2 + ulp(\\max|x|)
 
-    for every finite value of a group, with the scale as stored. It holds because a scale is
-    rounded to nearest, or up where nearest would leave the largest value beyond the last code;
-    because a stored minimum is rounded down, so that no value lies below the first code; because
-    quotients are taken in float32 for symmetric schemes, where dividing and multiplying each cost
-    half an ulp at most, and in float64 where an offset would cost more; and because reading back
-    rounds once. A float16 scale therefore adds no term of its own; a float16 *output* adds its own
-    rounding.
-
-    The scale of a group of zeros is 0. Scales are float32 quotients (float64 for float64 tensors
-    and asymmetric schemes) before they become float16.
+    for every finite value of a group, with the scale as stored. A scale is the nearest number of
+    its dtype, or the next one up where nearest would leave the largest value beyond the last code.
+    A stored minimum is rounded down, so that no value lies below the first code. Symmetric
+    quotients are float32 (float64 for a float64 tensor): a tie misjudged by the division costs half
+    an ulp at most, the product that reads back another half. Quotients with an offset are float64,
+    and reading back rounds once. So a float16 scale adds no term of its own; a float16 output of
+    `dequantize` adds its own rounding. The scale of a group of zeros is 0.
 
     References
     ----------
@@ -535,7 +537,10 @@ def quantize(
     >>> qt.scale[0, 1], qt.codes()[:, 1]
     (np.float32(1.0), array([-40,  80, 127], dtype=int8))
     """
-    tensor, xp = _float_tensor("tensor", tensor), array_module(tensor, out)
+    tensor = _float_tensor("tensor", tensor)
+    if not isinstance(symmetric, bool | np.bool_):
+        raise TypeError(f"symmetric={symmetric!r}; it must be a bool. Write True or False.")
+    xp = array_module(tensor, out)
     named = getattr(scale_dtype, "__name__", str(scale_dtype))
     qt = QuantizedTensor(
         bits=bits,
@@ -572,8 +577,8 @@ def quantize(
         groups = [a if a is None else qt._restore(a) for a in groups]
     elif group_size is None:
         groups = [a if a is None else a.ravel() for a in groups]
-    codes = codes if out is None else out
-    return replace(qt, data=codes, scale=groups[0], zero_point=groups[1])
+    data = codes if out is None else out
+    return replace(qt, data=data, scale=groups[0], zero_point=groups[1])
 
 
 def quantize_per_channel_symmetric(tensor, axis=-1, bits=8):
@@ -651,7 +656,7 @@ def quantize_per_channel_asymmetric(tensor, axis=-1, bits=8):
     --------
     >>> qt = quantize_per_channel_asymmetric(np.array([[10.0], [10.5], [11.0]]))
     >>> qt.zero_point, dequantize(qt).round(3).T
-    (array([-2678], dtype=int32), array([[10.   , 10.502, 11.   ]], dtype=float32))
+    (array([-2678], dtype=int32), array([[10.   , 10.498, 11.   ]], dtype=float32))
     """
     return quantize(tensor, bits=bits, symmetric=False, axis=axis, token_axis=None)
 
@@ -800,7 +805,7 @@ def attention_output_error(q, k, v, k_hat, v_hat):
     Examples
     --------
     >>> q, k = np.array([[[1.0, 0.0]]]), np.array([[[9.0, 0.0], [0.0, 9.0]]])
-    >>> attention_output_error(q, k, k, k, k * 1.25)
+    >>> round(attention_output_error(q, k, k, k, k * 1.25), 9)
     0.25
     """
     named = {"q": q, "k": k, "v": v, "k_hat": k_hat, "v_hat": v_hat}
@@ -865,8 +870,8 @@ def load_kv_sample():
     Returns
     -------
     dict of int to LayerSample
-        Layers 4, 14 and 26 of SmolLM2-135M-Instruct, reading the first 1,024 tokens of Jane Austen's
-        *Persuasion*.
+        Layers 4, 14 and 26 of SmolLM2-135M-Instruct, reading the first 1,024 tokens of Jane
+        Austen's *Persuasion*.
 
     Raises
     ------
