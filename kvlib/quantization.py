@@ -261,22 +261,30 @@ def _fit(xp, low, high, qt):
             # Rounded down, never up, so that no value lies below the first code.
             nearest, lower = (a.astype(info.dtype) for a in (low, low - abs(low) * eps - tiny))
             base = xp.where(nearest > low, lower, nearest)
-        exact = xp.where(low == high, abs(high), (high - base) / qt._levels)
+        exact = (high - base) / qt._levels
+        if qt.zero:
+            exact = xp.where(low == high, abs(high), exact)
         scale = exact.astype(info.dtype)
-        divisor = xp.where(scale == 0, 1, scale).astype(qt._work)  # 0: a group of zeros
+        divisor = scale.astype(qt._work)
+        if not scale.all():  # a group of zeros
+            divisor = xp.where(scale == 0, 1, divisor)
         if qt.zero == "point":
             # The first code may stand half a step off the lowest value, the last off the highest.
             base = xp.rint(low / divisor) * divisor
             room += 0.25 + xp.maximum(abs(low), abs(high)) * 2.0**-25 / divisor
-        # A scale rounded down may leave the highest value past the last code: take the next float.
         short = high - base > room * divisor
-        scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
-        divisor = xp.where(short, scale, divisor)
-        lost = ~xp.isfinite(scale) | ((scale == 0) & ((low != 0) | (high != 0)))
-    if lost.any():
-        rule = f"{info.dtype} must hold all scales and minima ({tiny:.2g} to {float(info.max):.5g})"
-        step = "Use scale_dtype='float32', or multiply the tensor by a constant first."
-        raise ValueError(f"scale={float(exact[lost][0]):.3g}; {rule}. {step}")
+        if short.any():
+            # Rounding the scale down left the highest value past the last code: one float up.
+            scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
+            divisor = xp.where(short, scale, divisor)
+        if not 0 < scale.min() <= scale.max() < np.inf:
+            lost = ~xp.isfinite(scale) | ((scale == 0) & ((low != 0) | (high != 0)))
+            if lost.any():
+                rule = (
+                    f"{info.dtype} must hold all scales and minima ({tiny:.2g} to {info.max:.5g})"
+                )
+                step = "Use scale_dtype='float32', or multiply the tensor by a constant first."
+                raise ValueError(f"scale={float(exact[lost][0]):.3g}; {rule}. {step}")
     if qt.zero == "point":
         return scale, divisor, qt._lowest - xp.rint(low / divisor)
     return scale, divisor, base if qt.zero else None
@@ -389,7 +397,8 @@ def _pack(room, steps, packed, qt):
     used += qt._offset
     while bits < 8:
         pairs = codes.view("<u2")  # the first code of a pair below the second
-        codes, bits = (pairs | pairs >> (8 - bits)).astype(np.uint8), bits * 2
+        pairs, bits = pairs | pairs >> (8 - bits), bits * 2
+        codes = pairs.astype(np.uint8) if bits < 8 else pairs  # whose low bytes are kept
     packed[:] = codes
 
 

@@ -74,14 +74,19 @@ def torch_calls(values, bits, granularity, group_size):
         shape, dim = (rows, -1, group_size or channels), 2
     highest = 2 ** (bits - 1) - 1
 
-    def forward():
-        tiles = tensor.view(shape)
-        scale = tiles.abs().amax(dim, keepdim=True).float() / highest
-        codes = (tiles / scale).round_().clamp_(-highest, highest)
+    steps, codes = torch.zeros(rows, channels), torch.zeros(rows, channels, dtype=torch.int8)
+
+    def forward():  # in reused memory, as a tuned program would
+        if tensor.dtype == torch.float32:
+            scale = torch.abs(tensor, out=steps).view(shape).amax(dim, keepdim=True) / highest
+        else:
+            scale = tensor.view(shape).abs().amax(dim, keepdim=True).float() / highest
+        torch.div(tensor.view(shape), scale, out=steps.view(shape))
+        codes.copy_(steps.round_().clamp_(-highest, highest))
         if bits == 8:
-            return codes.to(torch.int8), scale
-        codes = codes.add_(8).to(torch.uint8).view(rows, channels)
-        return codes[:, ::2] | codes[:, 1::2] << 4, scale
+            return codes.view(shape), scale
+        unsigned = codes.add_(8).view(torch.uint8)
+        return unsigned[:, ::2] | unsigned[:, 1::2] << 4, scale
 
     stored, scale = forward()
     out = torch.zeros(rows, channels)
