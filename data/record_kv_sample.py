@@ -1,5 +1,4 @@
-"""
-Record smollm2_kv.npz again: run SmolLM2-135M-Instruct on the same tokens, in NumPy alone.
+"""Record smollm2_kv.npz again: run SmolLM2-135M-Instruct on the same tokens, in NumPy alone.
 
 In an environment of its own (the model's package would pull in a whole inference stack):
 

@@ -1,5 +1,4 @@
-"""
-Store keys and values as small integers: the schemes, their true bytes and their error.
+"""Store keys and values as small integers: the schemes, their true bytes and their error.
 
 A group of values shares one scale. Which values form a group decides almost everything: the tokens
 of a channel, the channels of a token, a short run of either, or the whole tensor. With `q` the
@@ -52,8 +51,7 @@ _FLOATS = (np.float16, np.float32, np.float64)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantizedTensor:
-    """
-    Codes, scales and zero points of one tensor, and how they lie.
+    """Codes, scales and zero points of one tensor, and how they lie.
 
     Attributes
     ----------
@@ -154,8 +152,7 @@ class QuantizedTensor:
 
     @property
     def nbytes(self):
-        """
-        Count what the tensor now takes: packed codes, scales and zero points [bytes].
+        """Count what the tensor now takes: packed codes, scales and zero points [bytes].
 
         Returns
         -------
@@ -170,8 +167,7 @@ class QuantizedTensor:
         return sum(a.nbytes for a in (self.data, self.scale, self.zero_point) if a is not None)
 
     def codes(self):
-        """
-        Unpack the integers.
+        """Unpack the integers.
 
         Returns
         -------
@@ -295,21 +291,17 @@ def _definition(values, qt):
     values = values.astype(qt._work)
     low, high = (values.min(), values.max()) if qt.zero else (0, abs(values).max())
     scale, divisor, zero = _fit(np, low, high, qt)
-    if qt.zero is None:
-        codes = np.rint(values / divisor)
-    elif qt.zero == "point":
-        codes = np.rint(values / divisor) + zero
-    else:
-        codes = np.rint((values - zero) / divisor)
+    steps = np.rint((values - zero if qt.zero == "minimum" else values) / divisor)
+    codes = steps + zero if qt.zero == "point" else steps
     return np.clip(codes, qt._lowest, qt._highest), scale, zero
 
 
 def _keys(room, values, symmetric):
-    """
-    Return integers that order like the values (symmetric: like their magnitudes), or the way back.
+    """Return integers that order like the values (symmetric: like their magnitudes).
 
-    They are the bits of the floats, all but the sign of a negative flipped. NaN comes out as an
-    extreme, float16 needs no conversion, and short runs of integers are reduced faster.
+    They are the bits of the floats, all but the sign of a negative flipped; the same again leads
+    back. NaN comes out as an extreme, float16 needs no conversion, and short runs of integers are
+    reduced faster than floats.
     """
     bits = values.view(_INT_OF_WIDTH[values.itemsize])
     most, keys = np.iinfo(bits.dtype).max, room("work", bits.shape, bits.dtype)
@@ -476,8 +468,7 @@ def quantize(
     scale_dtype="float32",
     out=None,
 ):
-    """
-    Round a tensor to integers, one scale per group.
+    """Round a tensor to integers, one scale per group.
 
     Parameters
     ----------
@@ -565,9 +556,8 @@ def quantize(
     packed = xp.empty((*qt._flat[:2], -(-qt._flat[2] * bits // 8)), np.uint8)
     codes = qt._restore(packed.view(qt._codes) if bits == 8 else packed)
     _check_out(out, codes.shape, (codes.dtype,))
-    scale, zero_point = xp.zeros(qt._grid, qt.scale_dtype), None
-    if qt.zero:
-        zero_point = xp.zeros(qt._grid, np.int64 if zero == "point" else scale.dtype)
+    kept = {None: None, "point": np.int64, "minimum": qt.scale_dtype}[qt.zero]
+    scale, zero_point = xp.zeros(qt._grid, qt.scale_dtype), kept and xp.zeros(qt._grid, kept)
     try:
         for arrays in qt._runs(qt._flatten(tensor), packed, scale, zero_point):
             _quantize_rows(xp, *arrays, qt)
@@ -581,18 +571,16 @@ def quantize(
         zero_point = zero_point.astype(np.int32)
     if out is not None:
         out[...] = codes
-    groups = [scale, zero_point]
-    if qt.token_axis is not None:
-        groups = [a if a is None else qt._restore(a) for a in groups]
-    elif group_size is None:
-        groups = [a if a is None else a.ravel() for a in groups]
-    data = codes if out is None else out
-    return replace(qt, data=data, scale=groups[0], zero_point=groups[1])
+    if qt.token_axis is None:  # pooled: one number per channel, unless there are groups
+        groups = (a if a is None or group_size else a.ravel() for a in (scale, zero_point))
+    else:
+        groups = (a if a is None else qt._restore(a) for a in (scale, zero_point))
+    scale, zero_point = groups
+    return replace(qt, data=codes if out is None else out, scale=scale, zero_point=zero_point)
 
 
 def quantize_per_channel_symmetric(tensor, axis=-1, bits=8):
-    """
-    Quantize each channel without a zero point, all other axes pooled.
+    """Quantize each channel without a zero point, all other axes pooled.
 
     Parameters
     ----------
@@ -629,8 +617,7 @@ def quantize_per_channel_symmetric(tensor, axis=-1, bits=8):
 
 
 def quantize_per_channel_asymmetric(tensor, axis=-1, bits=8):
-    """
-    Quantize each channel with an integer zero point, all other axes pooled.
+    """Quantize each channel with an integer zero point, all other axes pooled.
 
     Parameters
     ----------
@@ -671,8 +658,7 @@ def quantize_per_channel_asymmetric(tensor, axis=-1, bits=8):
 
 
 def dequantize(qt, out=None):
-    """
-    Read a quantized tensor back.
+    """Read a quantized tensor back.
 
     Parameters
     ----------
@@ -710,7 +696,7 @@ def dequantize(qt, out=None):
     xp, flat, groups = array_module(qt.data, out), None, (qt.scale, qt.zero_point)
     if out is not None and out.dtype == np.float32:
         flat = qt._flatten(out)
-    if flat is None or not (flat.flags.c_contiguous and np.may_share_memory(flat, out)):
+    if flat is None or not flat.flags.c_contiguous:
         flat = xp.empty(qt._flat, np.float32)
     if qt.token_axis is not None:
         groups = (a if a is None else qt._flatten(a) for a in groups)
@@ -727,8 +713,7 @@ def dequantize(qt, out=None):
 
 
 def quantization_error(original, qt):
-    """
-    Measure what a quantized tensor lost and what it saved [tensor's unit; ratios without unit].
+    """Measure what a quantized tensor lost and what it saved [tensor's unit; ratios without unit].
 
     Parameters
     ----------
@@ -778,8 +763,7 @@ def quantization_error(original, qt):
 
 
 def attention_output_error(q, k, v, k_hat, v_hat):
-    """
-    Compare attention over quantized keys and values with attention over the originals [ratio].
+    """Compare attention over quantized keys and values with attention over the originals [ratio].
 
     Parameters
     ----------
@@ -846,8 +830,7 @@ def _attention(xp, q, k, v):
 
 
 class LayerSample(NamedTuple):
-    """
-    What one layer of a real model computed, in float16.
+    """What one layer of a real model computed, in float16.
 
     Attributes
     ----------
@@ -873,8 +856,7 @@ class LayerSample(NamedTuple):
 
 
 def load_kv_sample():
-    """
-    Load keys, values and queries of a real model.
+    """Load keys, values and queries of a real model.
 
     Returns
     -------

@@ -1,5 +1,4 @@
-"""
-Time quantization against copying its input, in one run on one core.
+"""Time quantization against copying its input, in one run on one core.
 
     python tests/bench/bench_quantization.py [--rows 65536] [--channels 1024] [--repeat 7]
 
