@@ -1,6 +1,6 @@
 """Time quantization against copying its input, in one run on one core.
 
-    python tests/bench/bench_quantization.py [--rows 65536] [--channels 1024] [--repeat 7]
+    python tests/bench/bench_quantization.py [--rows 65536] [--channels 1024] [--repeat 5]
 
 Ratios, not seconds: a copy moves the same memory on the same machine in the same minute. The copy
 goes to memory that is already mapped, the strictest choice; a copy to fresh memory (`x.copy()`) is
@@ -157,7 +157,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
     parser.add_argument("--rows", type=int, default=65536)
     parser.add_argument("--channels", type=int, default=1024)
-    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--repeat", type=int, default=5)
     arguments = parser.parse_args()
     repeat, shape = arguments.repeat, (arguments.rows, arguments.channels)
     print(f"{shape[0]} x {shape[1]} on one core of {platform.machine()}, NumPy {np.__version__}; ")
