@@ -91,6 +91,8 @@ def test_float16_scale_is_rounded_once_and_used_as_stored():
     assert qt.scale.dtype == f16
     assert qt.scale == f16(1 / 7)
     assert qt.codes().tolist() == [[7, 4, -7]]
+    # 1e5 does not fit float16, 1e5 / 127 = 787.4 does: only the quotient may be rounded to it.
+    assert quantize(row(1e5, -3e4), scale_dtype="float16", **TOKEN).scale == f16(1e5 / 127)
     # [0, 2.55], minimum: the scale 0.01 in float16 is 0.010002: 1.005 / 0.010002 = 100.48 -> 100.
     # A quotient taken with 0.01 itself would be 100.5.., and 101 from 1.0051 on.
     qt = quantize(
