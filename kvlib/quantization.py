@@ -1,0 +1,889 @@
+"""Store keys and values as small integers: the schemes, their true bytes and their error.
+
+A group of values shares one scale. Which values form a group decides almost everything: the tokens
+of a channel, the channels of a token, a short run of either, or the whole tensor. With `q` the
+stored code, q_max = 2**(bits - 1) - 1 and levels = 2**bits - 1:
+
+==================  ====================  ==============================
+scheme              scale                 value read back
+==================  ====================  ==============================
+symmetric           max|x| / q_max        q * scale
+``zero="point"``     (max - min) / levels  (q - zero_point) * scale
+``zero="minimum"``   (max - min) / levels  q * scale + zero_point
+==================  ====================  ==============================
+
+"point" keeps an integer zero point, its codes start at -2**(bits - 1); "minimum" keeps the group's
+lowest value, its codes start at 0. Rounding is to nearest, ties to even.
+
+Three things to know before choosing:
+
+- Symmetric codes waste a level. -q_max..q_max are one code fewer than the bits allow, so that 0
+  stays 0 and -x mirrors x. Nobody notices at 8 bits; at 4 bits a step is max|x| / 7 instead of
+  max|x| / 7.5, and at 2 bits only -1, 0 and 1 are left.
+- An integer zero point does not fit the width of its codes. A channel that lives in [10, 11] has
+  scale 1/255 and zero point -2678. Cast to int8 it wraps to -118, every code is clipped to 127,
+  and the whole channel is read back as 0.96. Here it stays wide.
+- A constant group has no range to divide by. Its asymmetric scale is its absolute value, and one
+  code gives it back exactly. A symmetric group needs no exception.
+
+`_definition` states the rules for one group. What runs is `_quantize_rows`: the same arithmetic for
+many groups at once, in chunks that stay in a CPU core's cache and in buffers that every chunk uses
+again (a CuPy array is one chunk). Both agree bit for bit.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from kvlib import _data
+from kvlib._validate import one_of, whole
+from kvlib.backend import array_module
+
+_CHUNK_BYTES = 512 * 1024  # small enough for the caches, large enough to hide the cost of a call
+_CHUNKS_PER_BAND = 4  # still in the L3 cache when their codes are written
+_INT_OF_WIDTH = {2: np.int16, 4: np.int32, 8: np.int64}
+_FLOATS = (np.float16, np.float32, np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QuantizedTensor:
+    """Codes, scales and zero points of one tensor, and how they lie.
+
+    Attributes
+    ----------
+    data : numpy.ndarray or cupy.ndarray
+        Stored codes: at 8 bits int8 (uint8 for a minimum) in the tensor's shape; below, uint8 with
+        8 // bits codes a byte along `axis`, the first in the low bits, each row padded to a byte.
+    scale : numpy.ndarray or cupy.ndarray
+        One scale per group, in the tensor's unit. The token axis holds one entry per group along
+        tokens, `axis` one per group along channels; per-channel schemes over all other axes hold
+        ``(channels,)``.
+    zero_point : numpy.ndarray, cupy.ndarray or None
+        Shaped like `scale`: integers (int32, or int64 where needed), the stored minimum, or None.
+    bits : int
+        Width of a code [bits]: 8, 4 or 2.
+    shape : tuple of int
+        Shape of the tensor.
+    dtype : numpy.dtype
+        The tensor's dtype before quantization.
+    scale_dtype : numpy.dtype
+        Dtype of the scales, and of minima.
+    granularity : str
+        ``'channel'``, ``'token'`` or ``'tensor'``.
+    group_size : int or None
+        Values in a group, the last may be short [elements]; None: no groups inside a row or column.
+    axis : int
+        Channel axis, counted from 0.
+    token_axis : int or None
+        Token axis, counted from 0; None if all axes but the channel's count as tokens.
+    zero : str or None
+        ``'point'`` or ``'minimum'``; None for a symmetric scheme.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a field is of the wrong type or out of range; `quantize` says what each may be.
+
+    Notes
+    -----
+    Codes below 8 bits are stored as code + 2**(bits - 1), except a minimum's, which start at 0.
+
+    Examples
+    --------
+    >>> qt = quantize(np.array([[-7.0, 0.0, 7.0]]), bits=4, granularity="token")
+    >>> qt.codes(), qt.data, qt.nbytes
+    (array([[-7,  0,  7]], dtype=int8), array([[129,  15]], dtype=uint8), 6)
+    """
+
+    data: np.ndarray | None = None
+    scale: np.ndarray | None = None
+    zero_point: np.ndarray | None = None
+    bits: int
+    shape: tuple
+    dtype: np.dtype
+    scale_dtype: np.dtype
+    granularity: str
+    group_size: int | None
+    axis: int
+    token_axis: int | None
+    zero: str | None
+
+    def __post_init__(self):
+        """Check the scheme, then tile [batch, tokens, channels] with its groups."""
+        ndim, half = len(self.shape), 2 ** (whole("bits", self.bits, low=2, high=8) - 1)
+        if self.bits not in (8, 4, 2):
+            raise ValueError(f"bits={self.bits}; a code takes 8, 4 or 2 bits. Use one of them.")
+        tensor = one_of("granularity", self.granularity, ("channel", "token", "tensor")) == "tensor"
+        if self.group_size is not None and tensor:
+            raise ValueError(f"group_size={self.group_size}; a tensor is one group. Leave it out.")
+        axis = whole("axis", self.axis, low=-ndim, high=ndim - 1) % ndim
+        token_axis = None if tensor or ndim == 1 else self.token_axis
+        if token_axis is not None:
+            token_axis = whole("token_axis", token_axis, low=-ndim, high=ndim - 1) % ndim
+        if token_axis == axis:
+            step = "Name another axis, or None to pool all but the channel's."
+            raise ValueError(f"token_axis={self.token_axis}; it is the channel axis. {step}")
+        last = [axis] if token_axis is None else [token_axis, axis]
+        order = [i for i in range(ndim) if i not in last] + last
+        vars(self).update(axis=axis, token_axis=token_axis, _order=order)
+        batch, tokens, channels = self._merged(self.shape)
+        run = max(1, tokens, channels) if self.group_size is None else self.group_size
+        run = whole("group_size", run, low=1)
+        run_t = min(tokens, 1 if self.granularity == "token" else run)
+        run_c = min(channels, 1 if self.granularity == "channel" else run)
+        run_t, run_c = max(1, run_t), max(1, run_c)
+        lowest = {None: 1 - half, "point": -half, "minimum": 0}[self.zero]
+        vars(self).update(
+            _flat=(batch, tokens, channels),
+            _tile=(run_t, run_c),
+            _grid=(batch, -(-tokens // run_t), -(-channels // run_c)),
+            _lowest=lowest,
+            _highest=2 * half - 1 if self.zero == "minimum" else half - 1,
+            _levels=2 * half - 1 if self.zero else half - 1,  # steps of a group's scale
+            _offset=np.uint8(half if lowest and self.bits < 8 else 0),  # makes packed codes >= 0
+            _codes=np.dtype(np.int8 if lowest else np.uint8),
+            # With an offset float32 quotients would break the bound that `quantize` states.
+            _work=np.dtype(np.float64 if self.zero or self.dtype == np.float64 else np.float32),
+        )
+
+    @property
+    def nbytes(self):
+        """Count what the tensor now takes: packed codes, scales and zero points [bytes].
+
+        Returns
+        -------
+        int
+            The arrays' own bytes; the shape and the names of the scheme are not counted.
+
+        Examples
+        --------
+        >>> quantize(np.zeros((32, 8), np.float16), scale_dtype="float16").nbytes  # 256 + 8 * 2
+        272
+        """
+        return sum(a.nbytes for a in (self.data, self.scale, self.zero_point) if a is not None)
+
+    def codes(self):
+        """Unpack the integers.
+
+        Returns
+        -------
+        numpy.ndarray or cupy.ndarray
+            One code per value, in the tensor's shape: int8, or uint8 if the minimum is stored.
+
+        Examples
+        --------
+        >>> values = np.array([[0.0, 1.0, 3.0]])
+        >>> quantize(values, bits=2, symmetric=False, granularity="token").codes()
+        array([[-2, -1,  1]], dtype=int8)
+        """
+        packed = self._flatten(self.data).view(np.uint8)
+        flat = _unpack(packed.reshape(math.prod(self._flat[:2]), packed.shape[2]), self)
+        return self._restore(flat.reshape(self._flat))
+
+    def _merged(self, shape):
+        """Batch, tokens and channels of a shape with this tensor's axes."""
+        moved = [shape[i] for i in self._order]
+        lead = 0 if self.token_axis is None else len(moved) - 2
+        return math.prod(moved[:lead]), math.prod(moved[lead:-1]), moved[-1]
+
+    def _flatten(self, array):
+        """View an array as [batch, tokens, channels]; copy only if its axes cannot be merged."""
+        return array.transpose(self._order).reshape(self._merged(array.shape))
+
+    def _restore(self, flat):
+        """Undo `_flatten`, though the token and channel axes may have become shorter."""
+        kept = 1 if self.token_axis is None else 2
+        moved = [self.shape[i] for i in self._order[:-kept]]
+        return flat.reshape(*moved, *flat.shape[-kept:]).transpose(np.argsort(self._order).tolist())
+
+    def _runs(self, *arrays):
+        """Yield [batch, ., .] arrays as [rows, .]: at once, unless groups end inside an entry."""
+        runs = self._flat[0] if self._flat[1] % self._tile[0] else 1
+        for i in range(runs if math.prod(self._flat) else 0):
+            yield [a if a is None else a.reshape(runs, -1, a.shape[2])[i] for a in arrays]
+
+    def _bands(self, xp, num_rows, row_bytes):
+        """Yield rows whose scales are found together, as rows, groups and chunks of both."""
+        run, chunk = self._tile[0], max(1, _CHUNK_BYTES // row_bytes) if xp is np else num_rows
+        # A chunk holds some whole groups and a band some chunks; or both are one long group's.
+        step, part = (run, chunk) if run > chunk else (_CHUNKS_PER_BAND * chunk, chunk)
+        step, part = step // run * run, part // run * run or part
+        marks = sorted({*range(0, num_rows, step), num_rows - num_rows % run, num_rows})
+        for rows, groups in _cut(marks, run):
+            length = rows.stop - rows.start
+            yield rows, groups, _cut([*range(0, length, part), length], run)
+
+
+def _cut(marks, run):
+    """Return the slices between marks, of rows and of groups of `run` rows."""
+    return [(slice(a, b), slice(a // run, -(-b // run))) for a, b in pairwise(marks)]
+
+
+class _Room:
+    """Buffers that a call uses again and again, so that no chunk touches fresh memory."""
+
+    def __init__(self, xp):
+        self.xp, self.held, self.filled = xp, {}, {}
+
+    def __call__(self, name, shape, dtype):
+        count = math.prod(shape)
+        if name not in self.held or self.held[name].nbytes < count * dtype.itemsize:
+            # Arrays of whole pages often start 16 bytes apart modulo a page. A CPU then takes reads
+            # of one for reads of what it just wrote to the other, and waits: shift by 1 KiB.
+            shift = 1024 // dtype.itemsize
+            self.held[name] = self.xp.empty(shift + count, dtype)[shift:]
+        return self.held[name].view(dtype)[:count].reshape(shape)
+
+    def spread(self, name, numbers, groups, tiles):
+        """Repeat one number per group over the values of its tile, unless that was done last."""
+        values, wanted = self(name, tiles.shape, numbers.dtype), (groups, tiles.shape)
+        last, done = self.filled.get(name, (None, None))
+        if last is not numbers or done != wanted:
+            self.filled[name] = numbers, wanted
+            values[:] = numbers[groups, None, :, None]
+        return values
+
+
+def _fit(xp, low, high, qt):
+    """Return scale, divisor and zero point of groups from `low` (symmetric: 0) to `high`."""
+    info, base, room = np.finfo(qt.scale_dtype), low, qt._levels + 0.25
+    eps, tiny = float(info.eps), float(info.smallest_subnormal)
+    with np.errstate(all="ignore"):
+        if qt.zero == "minimum":
+            # Rounded down, never up, so that no value lies below the first code.
+            nearest, lower = (a.astype(info.dtype) for a in (low, low - abs(low) * eps - tiny))
+            base = xp.where(nearest > low, lower, nearest)
+        exact = (high - base) / qt._levels
+        if qt.zero:
+            exact = xp.where(low == high, abs(high), exact)
+        scale = exact.astype(info.dtype)
+        divisor = scale.astype(qt._work)
+        if not scale.all():  # a group of zeros
+            divisor = xp.where(scale == 0, 1, divisor)
+        if qt.zero == "point":
+            # The first code may stand half a step off the lowest value, the last off the highest.
+            base = xp.rint(low / divisor) * divisor
+            room += 0.25 + xp.maximum(abs(low), abs(high)) * 2.0**-25 / divisor
+        short = high - base > room * divisor
+        if short.any():
+            # Rounding the scale down left the highest value past the last code: one float up.
+            scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
+            divisor = xp.where(short, scale, divisor)
+        if not 0 < scale.min() <= scale.max() < np.inf:
+            lost = ~xp.isfinite(scale) | ((scale == 0) & ((low != 0) | (high != 0)))
+            if lost.any():
+                rule = (
+                    f"{info.dtype} must hold all scales and minima ({tiny:.2g} to {info.max:.5g})"
+                )
+                step = "Use scale_dtype='float32', or multiply the tensor by a constant first."
+                raise ValueError(f"scale={float(exact[lost][0]):.3g}; {rule}. {step}")
+    if qt.zero == "point":
+        return scale, divisor, qt._lowest - xp.rint(low / divisor)
+    return scale, divisor, base if qt.zero else None
+
+
+def _definition(values, qt):
+    """Return codes, scale and zero point of one group, as the formulas are written."""
+    values = values.astype(qt._work)
+    low, high = (values.min(), values.max()) if qt.zero else (0, abs(values).max())
+    scale, divisor, zero = _fit(np, low, high, qt)
+    steps = np.rint((values - zero if qt.zero == "minimum" else values) / divisor)
+    codes = steps + zero if qt.zero == "point" else steps
+    return np.clip(codes, qt._lowest, qt._highest), scale, zero
+
+
+def _keys(room, values, symmetric):
+    """Return integers that order like the values (symmetric: like their magnitudes).
+
+    They are the bits of the floats, all but the sign of a negative flipped; the same again leads
+    back. NaN comes out as an extreme, float16 needs no conversion, and short runs of integers are
+    reduced faster than floats.
+    """
+    bits = values.view(_INT_OF_WIDTH[values.itemsize])
+    most, keys = np.iinfo(bits.dtype).max, room("work", bits.shape, bits.dtype)
+    if symmetric:
+        return np.bitwise_and(bits, most, out=keys)
+    np.right_shift(bits, 8 * values.itemsize - 1, out=keys)
+    keys &= most
+    keys ^= bits
+    return keys
+
+
+def _tiles(xp, rows, qt):
+    """View [rows, channels] as [groups, tokens, groups, channels]; fill a short last group up."""
+    short = -rows.shape[1] % qt._tile[1]
+    if short:  # with its last value: no extreme changes
+        rows = xp.pad(rows, ((0, 0), (0, short)), mode="edge")
+    return rows.reshape(-(-len(rows) // qt._tile[0]), -1, qt._grid[2], qt._tile[1])
+
+
+def _extremes(xp, room, band, chunks, qt):
+    """Return every group's lowest and highest value (symmetric: 0 and the largest magnitude)."""
+    found = {"min": [], "max": []} if qt.zero else {"max": []}
+    for rows, _ in chunks:
+        keys = _keys(room, _tiles(xp, band[rows], qt), qt.zero is None)
+        for extreme, parts in found.items():
+            parts.append(getattr(keys, extreme)(axis=(1, 3)))
+    ends = []
+    for extreme, parts in found.items():
+        keys = xp.concatenate(parts)
+        if len(band) <= qt._tile[0]:  # one group, in parts
+            keys = getattr(keys, extreme)(axis=0, keepdims=True)
+        end = _keys(room, keys.view(band.dtype), qt.zero is None).view(band.dtype)
+        ends.append(end.astype(qt._work))
+    return ends if qt.zero else (0, *ends)
+
+
+def _widen(xp, room, values, work):
+    """Convert to the work precision."""
+    if values.dtype == work:
+        return values
+    wide = room("work", values.shape, work)
+    if xp is np and values.dtype == np.float16:
+        # The bits of a float16, moved to where float32 keeps them, are its value times 2**-112,
+        # denormals included: five times faster than NumPy's own conversion.
+        bits = room("bits", values.shape, np.dtype(np.uint32))
+        bits[:] = values.view(np.int16)
+        bits <<= 13
+        bits &= 0x8FFFE000
+        return np.multiply(bits.view(np.float32), 2.0**112, out=wide)
+    wide[:] = values
+    return wide
+
+
+def _quantize_rows(xp, rows, packed, scale, zero, qt):
+    """Fill codes, scales and zero points of [rows, channels], band by band."""
+    room, (num_rows, channels) = _Room(xp), rows.shape
+    for band, fits, chunks in qt._bands(xp, num_rows, channels * qt._work.itemsize):
+        low, high = _extremes(xp, room, rows[band], chunks, qt)
+        scale[fits], divisor, offset = _fit(xp, low, high, qt)
+        if zero is not None:
+            zero[fits] = offset
+            offset = offset.astype(qt._work)
+        for part, groups in chunks:
+            values = _widen(xp, room, _tiles(xp, rows[band][part], qt), qt._work)
+            steps = room("work", values.shape, qt._work)
+            if qt.zero == "minimum":
+                values = xp.subtract(values, room.spread("zero", offset, groups, steps), out=steps)
+            xp.divide(values, room.spread("scale", divisor, groups, steps), out=steps)
+            xp.rint(steps, out=steps)
+            if qt.zero == "point":
+                # Only here can a code need clipping: other quotients end within the last code.
+                steps += room.spread("zero", offset, groups, steps)
+                xp.minimum(steps, qt._highest, out=steps)
+            flat = steps.reshape(part.stop - part.start, -1)[:, :channels]
+            _pack(room, flat, packed[band][part], qt)
+
+
+def _pack(room, steps, packed, qt):
+    """Put 8 // bits codes into a byte, the first in the low bits; pad each row to a byte."""
+    bits, channels = qt.bits, steps.shape[1]
+    codes = room("codes", (len(steps), packed.shape[1] * 8 // bits), np.dtype(np.uint8))
+    codes[:, channels:] = 0
+    used = codes[:, :channels]
+    used.view(qt._codes)[:] = steps
+    used += qt._offset
+    while bits < 8:
+        pairs = codes.view("<u2")  # the first code of a pair below the second
+        pairs, bits = pairs | pairs >> (8 - bits), bits * 2
+        codes = pairs.astype(np.uint8) if bits < 8 else pairs  # whose low bytes are kept
+    packed[:] = codes
+
+
+def _unpack(packed, qt):
+    """Return the codes of [rows, bytes]."""
+    width = 8
+    while width > qt.bits:
+        width //= 2
+        pairs = packed.astype("<u2", order="C")
+        pairs |= pairs << (8 - width)
+        pairs &= 0x0101 * (2**width - 1)
+        packed = pairs.view(np.uint8)
+    codes = packed[:, : qt._flat[2]]
+    return (codes - qt._offset if qt._offset else codes).view(qt._codes)
+
+
+def _dequantize_rows(xp, packed, out, scale, zero, qt):
+    """Fill `out` [rows, channels], float32, with the values of the codes, rounded once."""
+    room, steepest = _Room(xp), float(scale.max())
+    offset = 0.0 if zero is None else float(abs(zero).max())
+    # float32 also rounds once where all before its last operation is exact: integers below 2**24,
+    # and a code times a float16 scale.
+    if qt.zero == "minimum":
+        once, reach = scale.dtype == np.float16, 2**qt.bits * steepest + offset
+    else:
+        once, reach = offset < 2**23, (2**qt.bits + offset) * steepest
+    work = np.dtype(np.float32 if once and reach < 2.0**127 else np.float64)
+    scale, zero = (a if a is None else a.astype(work) for a in (scale, zero))
+    for band, fits, chunks in qt._bands(xp, len(out), out.shape[1] * work.itemsize):
+        scales, zeros = scale[fits], None if zero is None else zero[fits]
+        for part, groups in chunks:
+            target = out[band][part]
+            padded = len(target), qt._grid[2] * qt._tile[1]
+            direct = work == np.float32 and target.shape == padded
+            values = target if direct else room("work", padded, work)
+            values[:, : out.shape[1]] = _unpack(packed[band][part], qt)
+            values[:, out.shape[1] :] = 0
+            tiles = _tiles(xp, values, qt)
+            if qt.zero == "point":
+                tiles -= room.spread("zero", zeros, groups, tiles)
+            tiles *= room.spread("scale", scales, groups, tiles)
+            if qt.zero == "minimum":
+                tiles += room.spread("zero", zeros, groups, tiles)
+            if not direct:
+                largest = float(np.finfo(np.float32).max)
+                target[:] = values[:, : out.shape[1]].clip(-largest, largest)
+
+
+def _float_tensor(name, value):
+    """Return an array of a supported float dtype with at least one axis."""
+    array = array_module(value).asarray(value)
+    if array.dtype not in _FLOATS or not array.ndim:
+        given = f"{name}={array.dtype} of shape {array.shape}"
+        raise TypeError(f"{given}; it must be float16, 32 or 64. Use .astype(np.float32).")
+    return array
+
+
+def _check_out(out, shape, dtypes):
+    """Refuse memory of another shape or dtype before anything is computed."""
+    if out is not None and (out.dtype not in dtypes or out.shape != shape):
+        rule = f"it must be {' or '.join(np.dtype(d).name for d in dtypes)} of shape {shape}"
+        raise ValueError(f"out={out.dtype} of shape {out.shape}; {rule}. Allocate it so.")
+
+
+def quantize(
+    tensor,
+    *,
+    bits=8,
+    symmetric=True,
+    granularity="channel",
+    group_size=None,
+    axis=-1,
+    token_axis=-2,
+    zero="point",
+    scale_dtype="float32",
+    out=None,
+):
+    """Round a tensor to integers, one scale per group.
+
+    Parameters
+    ----------
+    tensor : array_like
+        Keys or values, float16, float32 or float64, for example
+        ``(num_kv_heads, num_tokens, head_dim)``; NumPy or CuPy.
+    bits : int, optional
+        Width of a code [bits]: 8, 4 or 2.
+    symmetric : bool, optional
+        True: no zero point. False: as `zero` says.
+    granularity : {'channel', 'token', 'tensor'}, optional
+        Who shares a scale: the tokens of a channel, the channels of a token, or everything. For the
+        first two, all axes but the channel's and the token's stay separate.
+    group_size : int, optional
+        Split a channel into runs of this many tokens, or a token into runs of this many channels;
+        the last run may be short [elements].
+    axis : int, optional
+        Channel axis.
+    token_axis : int or None, optional
+        Token axis. None pools every axis but `axis`, as does a tensor with one axis.
+    zero : {'point', 'minimum'}, optional
+        What an asymmetric group keeps beside its scale: an integer, or its lowest value. Ignored if
+        `symmetric`.
+    scale_dtype : {'float32', 'float16'}, optional
+        Stored dtype of scales and minima.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Memory for the codes, as `QuantizedTensor.data` describes it. Written only after every scale
+        is known to be good.
+
+    Returns
+    -------
+    QuantizedTensor
+        Codes, scales and zero points; for an empty tensor, empty ones.
+
+    Raises
+    ------
+    TypeError
+        If the tensor is not of a float dtype named above, or an argument is of the wrong type.
+    ValueError
+        If a value is NaN or infinite (the first position is named), a scale overflows or vanishes
+        in `scale_dtype`, or an argument is out of range.
+
+    Notes
+    -----
+    With x̂ = `dequantize` of the result in float32, and ulp the spacing of float32,
+
+    .. math:: |x - x̂| \\le scale / 2 + ulp(\\max|x|)
+
+    for every finite value of a group, with the scale as stored. A scale is the nearest number of
+    its dtype, or the next one up where nearest would leave the largest value beyond the last code.
+    A stored minimum is rounded down, so that no value lies below the first code. Symmetric
+    quotients are float32 (float64 for a float64 tensor): a tie misjudged by the division costs half
+    an ulp at most, the product that reads back another half. Quotients with an offset are float64,
+    and reading back rounds once. So a float16 scale adds no term of its own; a float16 output of
+    `dequantize` adds its own rounding. The scale of a group of zeros is 0.
+
+    References
+    ----------
+    .. [1] Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024.
+    .. [2] llama.cpp, ggml-quants.c, block formats q8_0, q4_0 and q4_1.
+
+    Examples
+    --------
+    >>> keys = np.array([[1.0, -40.0], [-2.0, 80.0], [0.5, 127.0]], np.float32)
+    >>> qt = quantize(keys)
+    >>> qt.scale[0, 1], qt.codes()[:, 1]
+    (np.float32(1.0), array([-40,  80, 127], dtype=int8))
+    """
+    tensor = _float_tensor("tensor", tensor)
+    if not isinstance(symmetric, bool | np.bool_):
+        raise TypeError(f"symmetric={symmetric!r}; it must be a bool. Write True or False.")
+    xp = array_module(tensor, out)
+    named = getattr(scale_dtype, "__name__", str(scale_dtype))
+    qt = QuantizedTensor(
+        bits=bits,
+        zero=None if symmetric else one_of("zero", zero, ("point", "minimum")),
+        granularity=granularity,
+        group_size=group_size,
+        axis=axis,
+        token_axis=token_axis,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        scale_dtype=np.dtype(one_of("scale_dtype", named, ("float32", "float16"))),
+    )
+    packed = xp.empty((*qt._flat[:2], -(-qt._flat[2] * bits // 8)), np.uint8)
+    codes = qt._restore(packed.view(qt._codes) if bits == 8 else packed)
+    _check_out(out, codes.shape, (codes.dtype,))
+    kept = {None: None, "point": np.int64, "minimum": qt.scale_dtype}[qt.zero]
+    scale, zero_point = xp.zeros(qt._grid, qt.scale_dtype), kept and xp.zeros(qt._grid, kept)
+    try:
+        for arrays in qt._runs(qt._flatten(tensor), packed, scale, zero_point):
+            _quantize_rows(xp, *arrays, qt)
+    except ValueError:  # an impossible scale: NaN and infinity are the likelier cause
+        for at in xp.argwhere(~xp.isfinite(tensor))[:1].tolist():
+            step = "Find out where it comes from, or use np.nan_to_num."
+            rule = f"tensor{at}={float(tensor[tuple(at)])}; every value must be finite"
+            raise ValueError(f"{rule}. {step}") from None
+        raise
+    if qt.zero == "point" and not (abs(zero_point) >= 2**31).any():
+        zero_point = zero_point.astype(np.int32)
+    if out is not None:
+        out[...] = codes
+    if qt.token_axis is None:  # pooled: one number per channel, unless there are groups
+        groups = (a if a is None or group_size else a.ravel() for a in (scale, zero_point))
+    else:
+        groups = (a if a is None else qt._restore(a) for a in (scale, zero_point))
+    scale, zero_point = groups
+    return replace(qt, data=codes if out is None else out, scale=scale, zero_point=zero_point)
+
+
+def quantize_per_channel_symmetric(tensor, axis=-1, bits=8):
+    """Quantize each channel without a zero point, all other axes pooled.
+
+    Parameters
+    ----------
+    tensor : array_like
+        Float values, for example ``(num_tokens, num_channels)``; NumPy or CuPy.
+    axis : int, optional
+        Channel axis.
+    bits : int, optional
+        Width of a code [bits]: 8, 4 or 2.
+
+    Returns
+    -------
+    QuantizedTensor
+        With `scale` of shape ``(num_channels,)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `quantize`.
+
+    Notes
+    -----
+    .. math::
+        scale_c = \\max|x_c| / q_{max}, \\qquad
+        q_c = clip(round(x_c / scale_c), -q_{max}, q_{max}), \\qquad q_{max} = 2^{bits - 1} - 1
+
+    Examples
+    --------
+    >>> qt = quantize_per_channel_symmetric(np.array([[127.0], [-63.6], [0.4]]))
+    >>> qt.scale, qt.data.T
+    (array([1.], dtype=float32), array([[127, -64,   0]], dtype=int8))
+    """
+    return quantize(tensor, bits=bits, axis=axis, token_axis=None)
+
+
+def quantize_per_channel_asymmetric(tensor, axis=-1, bits=8):
+    """Quantize each channel with an integer zero point, all other axes pooled.
+
+    Parameters
+    ----------
+    tensor : array_like
+        Float values, for example ``(num_tokens, num_channels)``; NumPy or CuPy.
+    axis : int, optional
+        Channel axis.
+    bits : int, optional
+        Width of a code [bits]: 8, 4 or 2.
+
+    Returns
+    -------
+    QuantizedTensor
+        With `scale` and `zero_point` of shape ``(num_channels,)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `quantize`.
+
+    Notes
+    -----
+    .. math::
+        scale_c &= (\\max x_c - \\min x_c) / (q_{max} - q_{min}), \\qquad
+        zero_c = round(q_{min} - \\min x_c / scale_c) \\\\
+        q_c &= clip(round(x_c / scale_c) + zero_c, q_{min}, q_{max})
+
+    with q_min = -2**(bits - 1). The zero point is an integer of any width: see the module's text
+    for what int8 would make of it.
+
+    Examples
+    --------
+    >>> qt = quantize_per_channel_asymmetric(np.array([[10.0], [10.5], [11.0]]))
+    >>> qt.zero_point, dequantize(qt).round(3).T
+    (array([-2678], dtype=int32), array([[10.   , 10.498, 11.   ]], dtype=float32))
+    """
+    return quantize(tensor, bits=bits, symmetric=False, axis=axis, token_axis=None)
+
+
+def dequantize(qt, out=None):
+    """Read a quantized tensor back.
+
+    Parameters
+    ----------
+    qt : QuantizedTensor
+        What `quantize` returned.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Where to write, in the tensor's shape: float32, float64 or float16.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        `out`, or a new float32 array.
+
+    Raises
+    ------
+    TypeError
+        If `qt` is not a `QuantizedTensor`, or `out` has another dtype.
+    ValueError
+        If `out` has another shape.
+
+    Notes ----- Values are (q - zero_point) * scale, or q * scale + minimum, rounded once to
+    float32, then to the dtype of `out`. A value past that dtype's largest becomes the largest,
+    never infinity: 127 steps of a rounded scale can pass 65504.
+
+    Examples
+    --------
+    >>> dequantize(quantize(np.array([[0.25, -2.0]]), granularity="token")).round(4)
+    array([[ 0.252, -2.   ]], dtype=float32)
+    """
+    if not isinstance(qt, QuantizedTensor):
+        raise TypeError(
+            f"qt={type(qt).__name__}; it must be a QuantizedTensor. Call quantize first."
+        )
+    _check_out(out, qt.shape, _FLOATS)
+    xp, flat, groups = array_module(qt.data, out), None, (qt.scale, qt.zero_point)
+    if out is not None and out.dtype == np.float32:
+        flat = qt._flatten(out)
+    if flat is None or not flat.flags.c_contiguous:
+        flat = xp.empty(qt._flat, np.float32)
+    if qt.token_axis is not None:
+        groups = (a if a is None else qt._flatten(a) for a in groups)
+    groups = (a if a is None else a.reshape(qt._grid) for a in groups)
+    for arrays in qt._runs(qt._flatten(qt.data).view(np.uint8), flat, *groups):
+        _dequantize_rows(xp, *arrays, qt)
+    value = qt._restore(flat)
+    if out is None:
+        return value
+    if not np.may_share_memory(value, out):
+        largest = 65504.0 if out.dtype == np.float16 else np.inf
+        out[...] = value.clip(-largest, largest)
+    return out
+
+
+def quantization_error(original, qt):
+    """Measure what a quantized tensor lost and what it saved [tensor's unit; ratios without unit].
+
+    Parameters
+    ----------
+    original : array_like
+        The tensor that was quantized, in the dtype it is really stored in.
+    qt : QuantizedTensor
+        Its quantized form.
+
+    Returns
+    -------
+    dict of str to float
+        ``max_abs_error``, ``mean_abs_error``, ``rmse``, ``relative_rmse`` (rmse over the root mean
+        square of the original) and ``compression_ratio`` (bytes of the original over `qt.nbytes`).
+
+    Raises
+    ------
+    TypeError
+        If the original is not a float array or `qt` not a `QuantizedTensor`.
+    ValueError
+        If the shapes differ.
+
+    Notes ----- Errors are computed in float64; they are 0 for an empty tensor. The ratio counts
+    packed codes, scales and zero points: 8 bits with one float16 scale per 32 values are 8.5 bits,
+    so 1.88 and not 2.
+
+    Examples
+    --------
+    >>> values = np.linspace(-1, 1, 64, dtype=np.float16).reshape(2, 32)
+    >>> qt = quantize(values, granularity="token", group_size=32, scale_dtype="float16")
+    >>> round(quantization_error(values, qt)["compression_ratio"], 4)  # q8_0: 8.5 bits of 16
+    1.8824
+    """
+    original, value = _float_tensor("original", original), dequantize(qt)
+    if original.shape != qt.shape:
+        rule = f"qt was made from shape {qt.shape}"
+        raise ValueError(f"original.shape={original.shape}; {rule}. Pass that tensor.")
+    exact = original.astype(np.float64).ravel()
+    error, count = abs(value.ravel() - exact), max(1, exact.size)
+    norm = float(exact @ exact) ** 0.5
+    return {
+        "max_abs_error": float(error.max(initial=0)),
+        "mean_abs_error": float(error.sum()) / count,
+        "rmse": (float(error @ error) / count) ** 0.5,
+        "relative_rmse": float(error @ error) ** 0.5 / norm if norm else 0.0,
+        "compression_ratio": original.nbytes / qt.nbytes if qt.nbytes else 1.0,
+    }
+
+
+def attention_output_error(q, k, v, k_hat, v_hat):
+    """Compare attention over quantized keys and values with attention over the originals [ratio].
+
+    Parameters
+    ----------
+    q : array_like
+        The last n queries, ``(num_heads, n, head_dim)``.
+    k, v : array_like
+        Keys and values, ``(num_kv_heads, num_tokens, head_dim)``; v may have a width of its own.
+    k_hat, v_hat : array_like
+        What is read back instead, shaped like `k` and `v`.
+
+    Returns
+    -------
+    float
+        ||o' - o|| / ||o|| over all heads and queries; 0 means no difference.
+
+    Raises
+    ------
+    TypeError
+        If an array is not of a float dtype.
+    ValueError
+        If the shapes do not fit, or the attention output is zero everywhere.
+
+    Notes
+    -----
+    .. math:: o = softmax(q k^T / \\sqrt{head\\_dim}) v
+
+    The last query sits on the last key and sees all of them, the one before it one fewer. Each KV
+    head serves num_heads / num_kv_heads query heads. Computed in float32, or float64 if any array
+    is. The error of an attention output is not the quality of an answer: a model has more layers,
+    and forgives some errors more than others.
+
+    Examples
+    --------
+    >>> q, k = np.array([[[1.0, 0.0]]]), np.array([[[9.0, 0.0], [0.0, 9.0]]])
+    >>> round(attention_output_error(q, k, k, k, k * 1.25), 9)
+    0.25
+    """
+    named = {"q": q, "k": k, "v": v, "k_hat": k_hat, "v_hat": v_hat}
+    q, k, v, k_hat, v_hat = arrays = [_float_tensor(*pair) for pair in named.items()]
+    fits = all(a.ndim == 3 for a in arrays) and k.shape[:2] == v.shape[:2]
+    fits = fits and (k_hat.shape, v_hat.shape, q.shape[2]) == (k.shape, v.shape, k.shape[2])
+    if not fits or not 0 < q.shape[1] <= k.shape[1] or q.shape[0] % k.shape[0]:
+        shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
+        rule = "they must be (heads, n, d), (kv_heads, T, d), (kv_heads, T, d_v), then k's and v's"
+        raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
+    xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
+    q, k, v, k_hat, v_hat = (a.astype(work) for a in arrays)
+    exact, read_back = _attention(xp, q, k, v), _attention(xp, q, k_hat, v_hat)
+    norm = float(xp.linalg.norm(exact))
+    if not norm:
+        raise ValueError("||o||=0; a relative error needs an output. Pass values that are not 0.")
+    return float(xp.linalg.norm(read_back - exact)) / norm
+
+
+def _attention(xp, q, k, v):
+    """Causal attention output, [kv_heads, query heads of each, queries, d_v]."""
+    (num_heads, n, head_dim), (num_kv_heads, num_tokens, _) = q.shape, k.shape
+    grouped = q.reshape(num_kv_heads, num_heads // num_kv_heads, n, head_dim)
+    scores = grouped @ k[:, None].swapaxes(-1, -2) * head_dim**-0.5
+    position = xp.arange(num_tokens)
+    scores = xp.where(position <= position[num_tokens - n :, None], scores, -np.inf)
+    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ v[:, None]
+
+
+class LayerSample(NamedTuple):
+    """What one layer of a real model computed, in float16.
+
+    Attributes
+    ----------
+    k : numpy.ndarray
+        Keys after RoPE, ``(3, 1024, 64)``: KV heads, tokens, head_dim.
+    v : numpy.ndarray
+        Values, ``(3, 1024, 64)``.
+    q : numpy.ndarray
+        Queries of tokens 960 to 1023 after RoPE, ``(9, 64, 64)``: three heads share a KV head.
+    acc : numpy.ndarray
+        Attention that each token received from the queries before token 960, ``(9, 1024)``.
+
+    Examples
+    --------
+    >>> load_kv_sample()[4].k.dtype
+    dtype('float16')
+    """
+
+    k: np.ndarray
+    v: np.ndarray
+    q: np.ndarray
+    acc: np.ndarray
+
+
+def load_kv_sample():
+    """Load keys, values and queries of a real model.
+
+    Returns
+    -------
+    dict of int to LayerSample
+        Layers 4, 14 and 26 of SmolLM2-135M-Instruct, reading the first 1,024 tokens of Jane
+        Austen's *Persuasion*.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the project's data files are not there.
+    ValueError
+        If the file's checksum is not the one in data/SHA256SUMS.
+
+    References
+    ----------
+    .. [1] data/README.md: source, licence, and how to record the file again.
+
+    Examples
+    --------
+    >>> sample = load_kv_sample()
+    >>> sorted(sample), sample[26].k.shape
+    ([4, 14, 26], (3, 1024, 64))
+    """
+    content = BytesIO(_data.read_bytes("smollm2_kv.npz"))
+    with np.load(content, allow_pickle=False) as arrays:
+        return {
+            int(layer): LayerSample(*(arrays[f"{name}_{layer}"] for name in LayerSample._fields))
+            for layer in arrays["layers"]
+        }
