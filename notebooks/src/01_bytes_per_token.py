@@ -180,8 +180,8 @@ panel.Panel(
 )
 
 # %% [markdown]
-# Both axes double from line to line, so every uniform model is a straight line: 8 KV heads instead of 32 move it down by
-# two steps, and so does int4 instead of bf16. Only the height differs, never the slope.
+# Both axes are logarithmic, so every uniform model is a straight line of the same slope. Fewer heads or fewer bits only move it
+# down: 8 KV heads instead of 32, and int4 instead of bf16, both by a factor of 4.
 
 # %% [markdown]
 # ## Second hour: today's models bend the line
@@ -358,10 +358,10 @@ checks.check_chats_that_fit(chats_that_fit)
 # ## What the formula leaves out
 #
 # - Blocks: caches are handed out in whole blocks, up to `block_size - 1` tokens more per sequence (chapter 2).
-# - Scales and minima of a quantized cache: counted here by the dtype's name, 6 % of q8_0 and 12 % of q4_0.
+# - Scales and minima of a quantized cache: counted here by the dtype's name, 6 % of q8_0 and 11 % of q4_0.
 # - Window layers in some engines: the running batch on top of the window, 64 of 1,024 tokens above (+6 %).
 # - Index keys of sparse attention (DeepSeek-V3.2, GLM-5, MiniMax-M3): 128 more elements a token and layer, often in fp8 (+11 % for DeepSeek-V3.2).
-# - Draft layers for multi-token prediction: one more layer's cache where they run (+2 % for DeepSeek-V3).
+# - Draft layers for multi-token prediction: one more layer's cache where they run (+1.6 % for DeepSeek-V3).
 # - Weights, activations and buffers: not cache, but they decide what is left; a longer allowed prompt leaves fewer blocks.
 # - Sharing of prefixes (chapter 4): less than the sum over sequences.
 #
@@ -373,4 +373,4 @@ checks.check_chats_that_fit(chats_that_fit)
 # 4. DeepSeek-AI, "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1 (MLA).
 # 5. Data: `data/README.md`.
 #
-# Next: [Why does a sequence pay for tokens it does not have?](02_blocks.ipynb)
+# Next question: why does a sequence pay for tokens it does not have?
