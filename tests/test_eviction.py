@@ -252,7 +252,7 @@ def victim_by_formula(name, sequences, num_blocks, protect):
     return sorted(free, key=age.get)[0] if free else None
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(residents, st.integers(1, 12), st.sets(st.sampled_from("pqrstuvw"), max_size=3))
 def test_scan_and_index_equal_the_formula(sequences, num_blocks, protect):
     for name, policy in POLICIES.items():
@@ -261,6 +261,7 @@ def test_scan_and_index_equal_the_formula(sequences, num_blocks, protect):
         assert policy.index(sequences).victim(num_blocks, protect) == expected, name
 
 
+@settings(deadline=None)
 @given(residents)
 def test_a_tenant_within_quota_is_safe_while_another_is_above(sequences):
     policy = POLICIES["fair"]
@@ -283,7 +284,7 @@ change = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(POLICIES)), st.lists(change, max_size=60))
 def test_index_equals_scan_after_every_change(name, changes):
     policy, sequences = POLICIES[name], {}
