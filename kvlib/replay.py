@@ -77,8 +77,7 @@ class _Residents:
         self.entry = [None] * len(block_at)
 
     def serve(self, steps, hit, evicted):
-        for step in steps:
-            block = self.block_at[step]
+        for step, block in enumerate(self.block_at[steps.start : steps.stop], steps.start):
             if self.entry[block] is not None:
                 hit[step] = True
                 self.touch(block, step)
@@ -121,14 +120,15 @@ class _Queues(_Residents):
     def _victims(self):
         block_at, entry, queues = self.block_at, self.entry, self.queues
         while True:
-            if queues[self.lowest]:
-                step = queues[self.lowest].popleft()
-                block = block_at[step]
-                if entry[block] == step:
-                    entry[block] = None
-                    yield block
-            else:
+            queue = queues[self.lowest]
+            if not queue:
                 self.lowest += 1
+                continue
+            step = queue.popleft()
+            block = block_at[step]
+            if entry[block] == step:
+                entry[block] = None
+                yield block
 
     def protect(self, blocks):
         for block in blocks:
@@ -146,10 +146,9 @@ class _LfuQueues(_Queues):
 
     def serve(self, steps, hit, evicted):
         # The inherited loop with its calls written out: twice as fast.
-        block_at, entry, use_count = self.block_at, self.entry, self.queue_of
+        entry, use_count = self.entry, self.queue_of
         newcomers, victims = self.queues[0], self.victims
-        for step in steps:
-            block = block_at[step]
+        for step, block in enumerate(self.block_at[steps.start : steps.stop], steps.start):
             if entry[block] is not None:
                 hit[step] = True
                 self.touch(block, step)
@@ -191,18 +190,23 @@ class _FairQueues(_Queues):
         # In units that make every quota whole: exact, and faster than fractions.
         self.unit = math.lcm(*(quota.denominator for quota in quotas))
         self.excess = [-int(quota * self.unit) for quota in quotas]
+        self.numbers = range(len(self.queues))[::-1]  # ties go to the larger name
 
     def join(self, block, step):
-        super().join(block, step)
+        _Queues.join(self, block, step)
         self.excess[self.queue_of[block]] += self.unit
 
     def evict(self):
-        over = sorted((excess, n) for n, excess in enumerate(self.excess) if excess > 0)
-        while over and self.oldest(over[-1][1]) == math.inf:
-            over.pop()
-        self.lowest = over[-1][1] if over else min(range(len(self.queues)), key=self.oldest)
-        self.excess[self.lowest] -= self.unit
-        return super().evict()
+        payer = max(self.numbers, key=self.excess.__getitem__)
+        if self.excess[payer] <= 0 or self.oldest(payer) == math.inf:
+            over = [n for n in self.numbers if self.excess[n] > 0 and self.oldest(n) < math.inf]
+            if over:
+                payer = max(over, key=self.excess.__getitem__)
+            else:
+                payer = min(self.numbers, key=self.oldest)
+        self.lowest = payer
+        self.excess[payer] -= self.unit
+        return next(self.victims)
 
     def oldest(self, number):
         queue, entry, block_at = self.queues[number], self.entry, self.block_at
@@ -514,9 +518,9 @@ def _cache(trace, capacity, policy, quotas, engine_order, cost_grows):
         rank = np.array([names.index(name) for name in trace.tenant_names])
         quotas = [quotas[name] for name in names]
         return _FairQueues(capacity, block_at, rank[trace._owner].tolist(), quotas)
-    queue_of = trace._depth if policy == "cost" and cost_grows else np.zeros_like(first)
     kind = {"lfu": _LfuQueues, "fifo": _FifoQueues}.get(policy, _Queues)
-    return kind(capacity, block_at, queue_of.tolist())
+    by_depth = policy == "cost" and cost_grows
+    return kind(capacity, block_at, trace._depth.tolist() if by_depth else [0] * len(first))
 
 
 def _leading(trace, flags):
