@@ -75,7 +75,7 @@ class PrefixTrace:
         tenants=None,
         block_size=512,
     ):
-        self.block_size = whole("block_size", block_size, low=1)
+        self.block_size, chains = whole("block_size", block_size, low=1), list(chains)
         num_blocks = np.array([len(chain) for chain in chains], np.int64)
         num_requests = whole("len(chains)", len(num_blocks), low=1, hint="Give one request.")
 
@@ -335,7 +335,7 @@ def generate_traffic(seed, num_requests=12_031):
     -------
     PrefixTrace
         Requests of the tenants "chat" (conversations that grow turn by turn), "agents" (loops of
-        many turns) and "batch" (long prompts that never return), with 512-token blocks.
+        many turns) and "batch" (prompts that never return), with 512-token blocks.
 
     Raises
     ------
@@ -361,7 +361,7 @@ def generate_traffic(seed, num_requests=12_031):
     ranks = functools.partial(_ranks, rng)
     kind = ranks(num_sessions)
     is_agent, is_batch = kind < 0.04, kind > 0.34
-    chat_turns = np.minimum(12, 2 + (np.log(ranks(num_sessions)) / np.log(0.4)).astype(int))
+    chat_turns = np.minimum(12, 2 + (np.log1p(-ranks(num_sessions)) / np.log(0.4)).astype(int))
     agent_turns = 4 + (5 * ranks(num_sessions)).astype(int)
     turns = np.select([is_batch, is_agent], [1, agent_turns], chat_turns)
     # Steps of the golden ratio spread the lengths evenly over the sessions of each number of turns.

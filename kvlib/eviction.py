@@ -8,7 +8,7 @@ its `index` picks the same victim in near-constant time.
 import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from fractions import Fraction
 
 import numpy as np
@@ -158,7 +158,7 @@ class EvictionPolicy:
         Parameters
         ----------
         sequences : mapping of seq_id to sequence
-            The residents.
+            The residents; if it is this policy's `index`, nobody needs to be looked at.
         num_blocks : int, optional
             Blocks still missing; only `CostPolicy` looks at it [blocks].
         protect : container of seq_id, optional
@@ -169,6 +169,8 @@ class EvictionPolicy:
         seq_id or None
             The victim; None if nobody may leave.
         """
+        if isinstance(sequences, VictimIndex) and sequences.policy is self:
+            return sequences.victim(num_blocks, protect)
         num_blocks = whole("num_blocks", num_blocks, low=1)
         candidates = self._candidates(sequences, [s for s in sequences if s not in protect])
         return min(candidates, key=lambda s: self._rank(s, sequences[s], num_blocks), default=None)
@@ -185,9 +187,9 @@ class EvictionPolicy:
         Returns
         -------
         VictimIndex
-            The index, to be told of every later change.
+            The index, a mapping to be kept up to date.
         """
-        return VictimIndex(self, sequences or {})
+        return VictimIndex(self, sequences)
 
     def _candidates(self, sequences, candidates):
         return candidates
@@ -278,7 +280,7 @@ class FairPolicy(EvictionPolicy):
     """
 
     def __init__(self, tenant_weights, total_blocks, *, only_over_quota=True):
-        self._quotas = None, fair_quotas(tenant_weights, total_blocks)
+        fair_quotas(tenant_weights, total_blocks)
         self.tenant_weights, self.total_blocks = dict(tenant_weights), int(total_blocks)
         self.only_over_quota = only_over_quota
 
@@ -299,11 +301,7 @@ class FairPolicy(EvictionPolicy):
         return sequence.tenant
 
     def _choose(self, heads, usage, num_blocks):
-        # Who is present, and with it the quotas, changes far less often than usage does.
-        present, quota = self._quotas
-        if present != usage.keys():
-            quota = fair_quotas(self.tenant_weights, self.total_blocks, usage)
-            self._quotas = set(usage), quota
+        quota = fair_quotas(self.tenant_weights, self.total_blocks, usage)
         excess, payer = max((usage[tenant] - quota[tenant], tenant) for tenant in heads)
         return heads[payer] if excess > 0 or not self.only_over_quota else min(heads.values())
 
@@ -349,6 +347,22 @@ class CostPolicy(EvictionPolicy):
         self.prefill_tokens_per_second = rate
         self.attention_tokens = _attention_tokens(attention_tokens)
 
+    def index(self, sequences=None):
+        """
+        Build an index that also notices what forks and releases of others change.
+
+        Parameters
+        ----------
+        sequences : mapping of seq_id to sequence, optional
+            The residents to begin with.
+
+        Returns
+        -------
+        VictimIndex
+            The index; a pick also reads each resident that shares blocks.
+        """
+        return _SharingIndex(self, sequences)
+
     def seconds_per_useful_block(self, sequence, num_blocks=1):
         """
         Compute what evicting a sequence costs per block that helps [s/block].
@@ -387,9 +401,9 @@ class CostPolicy(EvictionPolicy):
         return min((self._work(group, num_blocks), age) for group, age in heads.items())[1]
 
 
-class VictimIndex:
+class VictimIndex(MutableMapping):
     """
-    Pick a policy's victims in near-constant time, for as long as it is told of every change.
+    Residents by seq_id, kept such that their policy's victim is found in near-constant time.
 
     Parameters
     ----------
@@ -400,60 +414,48 @@ class VictimIndex:
 
     Notes
     -----
-    Each group of the policy (a tenant, a length, or everybody) is a heap by age. `touch` pushes the
-    new age and leaves the old one to be skipped when it surfaces, so `add`, `touch` and `remove`
-    cost O(log n) and `victim` O(number of groups). The index reads a sequence only in `add` and
-    `touch`: call `touch` whenever one of the five things a policy reads has changed. For
-    `CostPolicy` that includes the sequences that share blocks with a forked or released one.
+    ``index[seq_id] = sequence`` takes in a resident, or reads one again of which a policy's input
+    has changed; ``del index[seq_id]`` forgets it. Each group of the policy (a tenant, a length, or
+    everybody) is a heap by age, in which outdated ages are skipped when they surface: an update
+    costs O(log n), a pick O(number of groups).
 
     A cache manager makes room with it like this::
 
         while num_free < num_blocks:
             victim = index.victim(num_blocks - num_free, protect)
-            release(victim)
-            index.remove(victim)
+            num_free += release(index.pop(victim))
 
     Examples
     --------
     >>> from types import SimpleNamespace
     >>> chat = SimpleNamespace(last_access_step=1, num_blocks=lambda: 4)
     >>> index = LRUPolicy().index({"chat": chat})
-    >>> index.add("batch", SimpleNamespace(last_access_step=2, num_blocks=lambda: 9))
+    >>> index["batch"] = SimpleNamespace(last_access_step=2, num_blocks=lambda: 9)
     >>> chat.last_access_step = 3
-    >>> index.touch("chat")
+    >>> index["chat"] = chat
     >>> index.victim()
     'batch'
     """
 
     def __init__(self, policy, sequences=None):
-        self._policy, self._places, self._heaps = policy, {}, {}
+        self.policy, self._places, self._heaps = policy, {}, {}
         self._members, self._usage = Counter(), Counter()
-        for seq_id, sequence in (sequences or {}).items():
-            self.add(seq_id, sequence)
+        self.update(sequences or {})
+
+    def __getitem__(self, seq_id):
+        return self._places[seq_id][-1]
+
+    def __iter__(self):
+        return iter(self._places)
 
     def __len__(self):
         return len(self._places)
 
-    def add(self, seq_id, sequence):
-        """
-        Take in a new resident.
-
-        Parameters
-        ----------
-        seq_id : str
-            Its name; unique, and comparable with the others.
-        sequence : sequence
-            The object to read, now and at each `touch`.
-
-        Raises
-        ------
-        ValueError
-            If the name is taken.
-        """
-        if seq_id in self._places:
-            raise ValueError(f"seq_id={seq_id!r}; it is already in the index. Use touch().")
-        group, age = self._policy._group(sequence), self._policy._age(seq_id, sequence)
+    def __setitem__(self, seq_id, sequence):
+        group, age = self.policy._group(sequence), self.policy._age(seq_id, sequence)
         num_blocks = sequence.num_blocks()
+        if seq_id in self._places:
+            del self[seq_id]
         heap = self._heaps.setdefault(group, [])
         heapq.heappush(heap, age)
         self._places[seq_id] = group, age, num_blocks, sequence
@@ -463,53 +465,16 @@ class VictimIndex:
             heap[:] = {age for age in heap if self._is_current(group, age)}
             heapq.heapify(heap)
 
-    def touch(self, seq_id):
-        """
-        Read a resident again after it changed.
-
-        Parameters
-        ----------
-        seq_id : str
-            Its name.
-
-        Raises
-        ------
-        ValueError
-            If it is not in the index.
-        """
-        self.add(seq_id, self.remove(seq_id))
-
-    def remove(self, seq_id):
-        """
-        Forget a resident.
-
-        Parameters
-        ----------
-        seq_id : str
-            Its name.
-
-        Returns
-        -------
-        sequence
-            What was given to `add`.
-
-        Raises
-        ------
-        ValueError
-            If it is not in the index.
-        """
-        if seq_id not in self._places:
-            raise ValueError(f"seq_id={seq_id!r}; it is not in the index. Use add().")
-        group, _, num_blocks, sequence = self._places.pop(seq_id)
+    def __delitem__(self, seq_id):
+        group, _, num_blocks, _ = self._places.pop(seq_id)
         self._members[group] -= 1
         self._usage[group] -= num_blocks
         if not self._members[group]:
             del self._members[group], self._usage[group], self._heaps[group]
-        return sequence
 
     def victim(self, num_blocks=1, protect=()):
         """
-        Pick what `select_victim` would pick; the victim stays in the index until removed.
+        Pick what `select_victim` would pick; the victim stays in the index until deleted.
 
         Parameters
         ----------
@@ -525,7 +490,7 @@ class VictimIndex:
         """
         num_blocks = whole("num_blocks", num_blocks, low=1)
         heads = {group: age for group in self._heaps if (age := self._oldest(group, protect))}
-        return self._policy._choose(heads, self._usage, num_blocks)[-1] if heads else None
+        return self.policy._choose(heads, self._usage, num_blocks)[-1] if heads else None
 
     def _is_current(self, group, age):
         return self._places.get(age[-1], ())[:2] == (group, age)
@@ -543,6 +508,24 @@ class VictimIndex:
         for age in protected:
             heapq.heappush(heap, age)
         return oldest
+
+
+class _SharingIndex(VictimIndex):
+    """An index for a policy that asks what a victim frees: forks and releases of others change it.
+
+    Sharing more frees less, so a resident taken for unshared looks too cheap and is found out when
+    it surfaces; residents known to share may have become cheaper and are all read again.
+    """
+
+    def victim(self, num_blocks=1, protect=()):
+        for group in [group for group in self._heaps if group[0] != group[1]]:
+            for *_, seq_id in [age for age in self._heaps[group] if self._is_current(group, age)]:
+                self[seq_id] = self[seq_id]
+        while (seq_id := super().victim(num_blocks, protect)) is not None:
+            if self.policy._group(self[seq_id]) == self._places[seq_id][0]:
+                break
+            self[seq_id] = self[seq_id]
+        return seq_id
 
 
 def recompute_tokens(seq, block_size):

@@ -147,8 +147,8 @@ def bench_victims():
             newcomers = [resident(count + i) for i in range(2000)]
             start = time.process_time()
             for i, newcomer in enumerate(newcomers):
-                index.remove(index.victim(8))
-                index.add(count + i, newcomer)
+                del index[index.victim(8)]
+                index[count + i] = newcomer
             pick = (time.process_time() - start) / len(newcomers)
             start = time.process_time()
             policy.select_victim(sequences, 8)
