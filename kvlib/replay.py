@@ -145,21 +145,30 @@ class _LfuQueues(_Queues):
         self.join(block, step)
 
     def serve(self, steps, hit, evicted):
-        # The inherited loop with its calls written out: twice as fast.
-        entry, use_count = self.entry, self.queue_of
-        newcomers, victims = self.queues[0], self.victims
-        for step, block in enumerate(self.block_at[steps.start : steps.stop], steps.start):
+        # The inherited loop with its calls written out, nearly twice as fast: a block is taken in
+        # and soon evicted again far more often than it is used.
+        entry, block_at, newcomers = self.entry, self.block_at, self.queues[0]
+        for step, block in enumerate(block_at[steps.start : steps.stop], steps.start):
             if entry[block] is not None:
                 hit[step] = True
                 self.touch(block, step)
+                continue
+            if self.num_free:
+                self.num_free -= 1
             else:
-                if self.num_free:
-                    self.num_free -= 1
+                while newcomers:
+                    oldest = newcomers.popleft()
+                    victim = block_at[oldest]
+                    if entry[victim] == oldest:
+                        entry[victim] = None
+                        break
                 else:
-                    evicted.append(next(victims))
-                entry[block] = step
-                newcomers.append(step)
-                use_count[block] = self.lowest = 0
+                    victim = self.evict()
+                evicted.append(victim)
+            entry[block] = step
+            newcomers.append(step)
+            self.queue_of[block] = 0
+        self.lowest = 0
 
 
 class _FifoQueues(_Queues):
