@@ -5,7 +5,7 @@ import heapq
 import itertools
 import math
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class _Queues(_Residents):
     def __init__(self, num_free, block_at, queue_of):
         super().__init__(num_free, block_at)
         self.queue_of, self.lowest = queue_of, 0
-        self.queues = [deque() for _ in range(max(queue_of, default=0) + 1)]
+        self.queues = defaultdict(deque)
         self.victims = self._victims()
 
     def join(self, block, step):
@@ -140,8 +140,6 @@ class _LfuQueues(_Queues):
 
     def touch(self, block, step):
         self.queue_of[block] += 1
-        if self.queue_of[block] == len(self.queues):
-            self.queues.append(deque())
         self.join(block, step)
 
     def serve(self, steps, hit, evicted):
@@ -199,7 +197,7 @@ class _FairQueues(_Queues):
         # In units that make every quota whole: exact, and faster than fractions.
         self.unit = math.lcm(*(quota.denominator for quota in quotas))
         self.excess = [-int(quota * self.unit) for quota in quotas]
-        self.numbers = range(len(self.queues))[::-1]  # ties go to the larger name
+        self.numbers = range(len(quotas))[::-1]  # ties go to the larger name
 
     def join(self, block, step):
         _Queues.join(self, block, step)
