@@ -38,8 +38,7 @@ TRACES = {
 
 
 def read_checked(name, folder=None):
-    """
-    Return a trace file's bytes, from a folder or from GitHub.
+    """Return a trace file's bytes, from a folder or from GitHub.
 
     Parameters
     ----------
@@ -81,8 +80,7 @@ def read_checked(name, folder=None):
 
 
 def main(arguments=None):
-    """
-    Fetch all trace files; files that are not the published ones are never written.
+    """Fetch all trace files; files that are not the published ones are never written.
 
     Parameters
     ----------

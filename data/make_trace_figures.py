@@ -35,8 +35,7 @@ USAGE_CAPACITIES, NUM_MOMENTS = (3000, 10_000, 30_000, 100_000), 60
 
 
 def azure_histogram(content):
-    """
-    Count the requests of each length, prompt and answer together.
+    """Count the requests of each length, prompt and answer together.
 
     Parameters
     ----------
@@ -60,8 +59,7 @@ def azure_histogram(content):
 
 
 def sampled_curve(trace):
-    """
-    Compute the LRU hit curve at every capacity up to 64 and about 400 evenly spaced larger ones.
+    """Compute the LRU hit curve at every capacity up to 64 and about 400 evenly spaced larger ones.
 
     Parameters
     ----------
@@ -82,8 +80,7 @@ def sampled_curve(trace):
 
 
 def replay_columns(trace, capacities, policy, engine_order, show):
-    """
-    Replay a trace at several capacities.
+    """Replay a trace at several capacities.
 
     Parameters
     ----------
@@ -145,8 +142,7 @@ def replay_columns(trace, capacities, policy, engine_order, show):
 
 
 def moments(trace):
-    """
-    Choose the requests after which usage is recorded.
+    """Choose the requests after which usage is recorded.
 
     Parameters
     ----------
@@ -162,8 +158,7 @@ def moments(trace):
 
 
 def trace_figures(trace, show):
-    """
-    Compute everything recorded about one prefix trace.
+    """Compute everything recorded about one prefix trace.
 
     Parameters
     ----------
@@ -214,8 +209,7 @@ def trace_figures(trace, show):
 
 
 def main(arguments=None):
-    """
-    Write the figures and print the line that belongs into SHA256SUMS.
+    """Write the figures and print the line that belongs into SHA256SUMS.
 
     Parameters
     ----------

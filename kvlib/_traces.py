@@ -19,8 +19,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class PrefixTrace:
-    """
-    Requests in the order in which they arrived, each with the chain of blocks of its prompt.
+    """Requests in the order in which they arrived, each with the chain of blocks of its prompt.
 
     Parameters
     ----------
@@ -159,8 +158,7 @@ def _weight_of_smaller_before(key, weight):
 
 
 def load_trace(path, *, block_size=512):
-    """
-    Read a trace in the JSON-lines format of the Mooncake traces.
+    """Read a trace in the JSON-lines format of the Mooncake traces.
 
     Parameters
     ----------
@@ -254,8 +252,7 @@ def _check_length(num_blocks, input_tokens, block_size):
 
 
 def concat_tenants(traces):
-    """
-    Merge traces by time as the tenants of one server; no two share a block.
+    """Merge traces by time as the tenants of one server; no two share a block.
 
     Parameters
     ----------
@@ -321,8 +318,7 @@ def _ranks(rng, count):
 
 
 def generate_traffic(seed, num_requests=12_031):
-    """
-    Generate the traffic of one server with three tenants, calibrated to a real trace.
+    """Generate the traffic of one server with three tenants, calibrated to a real trace.
 
     Parameters
     ----------

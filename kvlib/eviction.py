@@ -17,8 +17,7 @@ from kvlib._validate import real, whole, whole_or_array
 
 
 def overflow_blocks(used_blocks, delta_blocks, budget_blocks):
-    """
-    Compute how many blocks must be evicted before `delta_blocks` more fit [blocks].
+    """Compute how many blocks must be evicted before `delta_blocks` more fit [blocks].
 
     Parameters
     ----------
@@ -55,8 +54,7 @@ def overflow_blocks(used_blocks, delta_blocks, budget_blocks):
 
 
 def lru_score(now, last_access):
-    """
-    Compute the age of a sequence, its LRU score: the largest leaves first [steps].
+    """Compute the age of a sequence, its LRU score: the largest leaves first [steps].
 
     Parameters
     ----------
@@ -89,8 +87,7 @@ def lru_score(now, last_access):
 
 
 def fair_quotas(tenant_weights, total_blocks, tenants=()):
-    """
-    Divide the blocks among tenants by weight, exactly [blocks].
+    """Divide the blocks among tenants by weight, exactly [blocks].
 
     Parameters
     ----------
@@ -141,8 +138,7 @@ def _exact_weights(tenant_weights):
 
 
 class EvictionPolicy:
-    """
-    The frame of every policy: the candidate with the smallest rank leaves.
+    """The frame of every policy: the candidate with the smallest rank leaves.
 
     Notes
     -----
@@ -152,8 +148,7 @@ class EvictionPolicy:
     """
 
     def select_victim(self, sequences, num_blocks=1, protect=()):
-        """
-        Pick the next sequence to evict by looking at all of them.
+        """Pick the next sequence to evict by looking at all of them.
 
         Parameters
         ----------
@@ -176,8 +171,7 @@ class EvictionPolicy:
         return min(candidates, key=lambda s: self._rank(s, sequences[s], num_blocks), default=None)
 
     def index(self, sequences=None):
-        """
-        Build an index that picks this policy's victims in near-constant time.
+        """Build an index that picks this policy's victims in near-constant time.
 
         Parameters
         ----------
@@ -208,8 +202,7 @@ class EvictionPolicy:
 
 
 class LRUPolicy(EvictionPolicy):
-    """
-    Evict the sequence that was used longest ago.
+    """Evict the sequence that was used longest ago.
 
     Notes
     -----
@@ -225,8 +218,7 @@ class LRUPolicy(EvictionPolicy):
 
 
 class LFUPolicy(EvictionPolicy):
-    """
-    Evict the sequence that was used least often.
+    """Evict the sequence that was used least often.
 
     Notes
     -----
@@ -245,8 +237,7 @@ class LFUPolicy(EvictionPolicy):
 
 
 class FairPolicy(EvictionPolicy):
-    """
-    Evict from the tenant that is furthest above its quota; inside it, the oldest.
+    """Evict from the tenant that is furthest above its quota; inside it, the oldest.
 
     Parameters
     ----------
@@ -307,8 +298,7 @@ class FairPolicy(EvictionPolicy):
 
 
 class CostPolicy(EvictionPolicy):
-    """
-    Evict the sequence whose recomputation costs least per block that helps.
+    """Evict the sequence whose recomputation costs least per block that helps.
 
     Parameters
     ----------
@@ -348,8 +338,7 @@ class CostPolicy(EvictionPolicy):
         self.attention_tokens = _attention_tokens(attention_tokens)
 
     def index(self, sequences=None):
-        """
-        Build an index that also notices what forks and releases of others change.
+        """Build an index that also notices what forks and releases of others change.
 
         Parameters
         ----------
@@ -364,8 +353,7 @@ class CostPolicy(EvictionPolicy):
         return _SharingIndex(self, sequences)
 
     def seconds_per_useful_block(self, sequence, num_blocks=1):
-        """
-        Compute what evicting a sequence costs per block that helps [s/block].
+        """Compute what evicting a sequence costs per block that helps [s/block].
 
         Parameters
         ----------
@@ -402,8 +390,7 @@ class CostPolicy(EvictionPolicy):
 
 
 class VictimIndex(MutableMapping):
-    """
-    Residents by seq_id, kept such that their policy's victim is found in near-constant time.
+    """Residents by seq_id, kept such that their policy's victim is found in near-constant time.
 
     Parameters
     ----------
@@ -473,8 +460,7 @@ class VictimIndex(MutableMapping):
             del self._members[group], self._usage[group], self._heaps[group]
 
     def victim(self, num_blocks=1, protect=()):
-        """
-        Pick what `select_victim` would pick; the victim stays in the index until deleted.
+        """Pick what `select_victim` would pick; the victim stays in the index until deleted.
 
         Parameters
         ----------
@@ -529,8 +515,7 @@ class _SharingIndex(VictimIndex):
 
 
 def recompute_tokens(seq, block_size):
-    """
-    Estimate the tokens to prefill again if a sequence is evicted and comes back [tokens].
+    """Estimate the tokens to prefill again if a sequence is evicted and comes back [tokens].
 
     Parameters
     ----------
@@ -563,8 +548,7 @@ def recompute_tokens(seq, block_size):
 
 
 def recompute_seconds(tokens, prefill_tokens_per_second, *, attention_tokens=None, first_token=0):
-    """
-    Compute the time to prefill tokens again [s].
+    """Compute the time to prefill tokens again [s].
 
     Parameters
     ----------
@@ -612,8 +596,7 @@ def _attention_tokens(value):
 
 
 def refill_seconds(num_bytes, bytes_per_second):
-    """
-    Compute the time to copy evicted bytes back from host memory instead of recomputing them [s].
+    """Compute the time to copy evicted bytes back from host memory instead of recomputing them [s].
 
     Parameters
     ----------
@@ -648,8 +631,7 @@ def refill_seconds(num_bytes, bytes_per_second):
 def break_even_tokens(
     bytes_per_token, bytes_per_second, prefill_tokens_per_second, attention_tokens
 ):
-    """
-    Compute the length from which copying a context back beats recomputing it [tokens].
+    """Compute the length from which copying a context back beats recomputing it [tokens].
 
     Parameters
     ----------
@@ -691,8 +673,7 @@ def break_even_tokens(
 
 
 def unfairness(usage, quotas, total_blocks):
-    """
-    Compute the share of the blocks that tenants hold above their quotas [ratio].
+    """Compute the share of the blocks that tenants hold above their quotas [ratio].
 
     Parameters
     ----------
@@ -732,8 +713,7 @@ def unfairness(usage, quotas, total_blocks):
 
 
 def jain_index(usage, tenant_weights):
-    """
-    Compute Jain's fairness index of the blocks per weight: 1 is even, 1/n is one takes all [ratio].
+    """Compute Jain's fairness index of the blocks per weight [ratio]; 1 is even, 1/n all for one.
 
     Parameters
     ----------
@@ -779,8 +759,7 @@ def _held(usage, tenant):
 
 
 def eviction_objective(miss_rate, recompute_cost, unfairness, alpha, beta, gamma):
-    """
-    Weigh the three costs of an eviction policy against each other; smaller is better [ratio].
+    """Weigh the three costs of an eviction policy against each other; smaller is better [ratio].
 
     Parameters
     ----------

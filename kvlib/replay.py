@@ -30,8 +30,7 @@ _REQUESTS_PER_REPORT = 256
 
 
 def lru_hit_curve(trace):
-    """
-    Compute the exact LRU hits at every capacity in one pass [blocks].
+    """Compute the exact LRU hits at every capacity in one pass [blocks].
 
     Parameters
     ----------
@@ -249,8 +248,7 @@ class _Belady(_Residents):
 
 
 class HitFigures:
-    """
-    What a set of requests found in the cache and had to recompute.
+    """What a set of requests found in the cache and had to recompute.
 
     Parameters
     ----------
@@ -318,8 +316,7 @@ class HitFigures:
 
 
 class ReplayResult(HitFigures):
-    """
-    The outcome of one replay; what it inherits is over all requests.
+    """The outcome of one replay; what it inherits is over all requests.
 
     Parameters
     ----------
@@ -374,8 +371,7 @@ def replay(
     attention_tokens=None,
     progress=None,
 ):
-    """
-    Serve a trace from a cache of fixed capacity and count what it finds.
+    """Serve a trace from a cache of fixed capacity and count what it finds.
 
     Parameters
     ----------
