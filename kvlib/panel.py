@@ -80,7 +80,6 @@ class Slider(_Control):
         super().__init__(value, [self.box, self.thumb])
         self.thumb.observe(self._dragged, "value")
         self.box.observe(self._typed, "value")
-        self.observe(self._moved, "value")
 
     def _nearest(self, value):
         return int(np.abs(self.steps - value).argmin())
@@ -95,9 +94,10 @@ class Slider(_Control):
         with _ONE_AT_A_TIME:
             self.value = change.new
 
-    def _moved(self, change):
-        self.box.value = change.new
-        self.thumb.value = self._nearest(change.new)
+    def show(self):
+        """Bring thumb and box to the value."""
+        self.thumb.value = self._nearest(self.value)
+        self.box.value = self.value
 
 
 class Choice(_Control):
@@ -120,7 +120,10 @@ class Choice(_Control):
         )  # fmt: skip
         super().__init__(value, [self.list])
         self.list.observe(lambda change: setattr(self, "value", change.new), "value")
-        self.observe(lambda change: setattr(self.list, "value", change.new), "value")
+
+    def show(self):
+        """Bring the list to the value."""
+        self.list.value = self.value
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,8 @@ class Panel(widgets.VBox):
     def _show(self, scale):
         with _ONE_AT_A_TIME:
             self._draw(scale)
+            for control in self.controls.values():  # last: the eye is on the picture
+                control.show()
 
     def _draw(self, scale):
         cover = None
