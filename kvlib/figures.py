@@ -189,7 +189,7 @@ class Picture:
         bytes
             The PNG file, two pixels per CSS pixel, 256 colours, compressed well.
         """
-        lines = textwrap.wrap(caption.replace("`", ""), 112)
+        lines = textwrap.wrap(caption, 112)
         picture = self._image(scale=2)
         image = Image.new("RGB", (picture.width, picture.height + 34 * len(lines) + 30), PAPER)
         image.paste(picture)
@@ -249,23 +249,6 @@ def _write(image, text, dpi):
         image.paste(ink, (round(x) + left, image.height - round(y) + top), mask)
 
 
-def bare(axes):
-    """Take ticks, spines and grid away from axes that hold drawn shapes.
-
-    Parameters
-    ----------
-    axes : matplotlib.axes.Axes
-        The axes.
-
-    Returns
-    -------
-    matplotlib.axes.Axes
-        The same axes.
-    """
-    axes.set_axis_off()
-    return axes
-
-
 def log2_axis(axes, which, low, high, *, unit=1, step=1):
     """Make an axis logarithmic to base 2 with ticks such as 1K, 8K or 1/8.
 
@@ -321,7 +304,8 @@ class FactorTiles(Picture):
     cover_at = 0.6, 0.33
 
     def build(self):
-        tiles = bare(self.figure.add_axes((0.02, 0.60, 0.96, 0.28)))
+        tiles = self.figure.add_axes((0.02, 0.60, 0.96, 0.28))
+        tiles.set_axis_off()
         tiles.set(xlim=(0, 104), ylim=(0, 10))
         self._title = self.label(0.02, 0.945, fontsize=12, fontweight="bold")
         captions = ("key and value", "layers", "KV heads", "head_dim", "bits per value")
@@ -367,19 +351,20 @@ class FactorTiles(Picture):
         for row, (name, num_bytes) in enumerate(rows):
             self._bars[row].set_width(num_bytes / KiB)
             self._names[row].set_text(name)
-            self._ends[row].set(x=num_bytes / KiB + right / 90, text=self._end(name, others))
-        self._ends[0].set_text(f"{bytes_per_token:,}")
+            self._ends[row].set(
+                x=num_bytes / KiB + right / 90, text=self._end(name, num_bytes, others)
+            )
         product = " × ".join(f"{factor:g}" for factor in factors)
         return (
             f"{product} bits ÷ 8 = {bytes_per_token:,} bytes, {format_bytes(bytes_per_token)} for "
             f"each token of context, whatever the number of parameters. `{call}`"
         )
 
-    def _end(self, name, others):
+    def _end(self, name, num_bytes, others):
         if name not in self.guess:
-            return f"{others.get(name, 0):,}"
+            return f"{num_bytes:,}"
         rank = sorted(others, key=others.get).index(name) + 1
-        return f"{others[name]:,}   no. {rank}, you said no. {self.guess.index(name) + 1}"
+        return f"{num_bytes:,}   no. {rank}, you said no. {self.guess.index(name) + 1}"
 
 
 class MemoryCurve(Picture):

@@ -208,8 +208,8 @@ class Panel(widgets.VBox):
         for name, control in self.controls.items():
             control.disabled = self._is_veiled
             control.observe(lambda change, name=name: self._changed(name, change.new), "value")
-        self._show(scale=1)  # keeps the background that a drag needs
         self._show(scale=2)
+        picture.png(scale=1)  # keeps the background that a drag needs
 
     @property
     def values(self):
@@ -347,10 +347,11 @@ class Panel(widgets.VBox):
 
     def _repr_mimebundle_(self, **kwargs):
         bundle = super()._repr_mimebundle_(**kwargs) or {}
-        stored = self.picture.captioned_png(self.sentence)
+        words = self.sentence.replace("`", "")
+        stored = self.picture.captioned_png(words)
         bundle["image/png"] = base64.b64encode(stored).decode()
-        bundle["text/plain"] = self.sentence.replace("`", "")
-        return bundle, {"image/png": {"width": self.picture.width, "alt": bundle["text/plain"]}}
+        bundle["text/plain"] = words
+        return bundle, {"image/png": {"width": self.picture.width, "alt": words}}
 
 
 class Code(str):
