@@ -36,7 +36,7 @@ lab: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/numpydoc lint kvlib/[a-z]*.py
+	$(BIN)/numpydoc lint kvlib/[a-z]*.py kvlib/figures/[a-z]*.py
 	$(BIN)/python notebooks/build.py --check
 	$(BIN)/python -m pytest -p no:cacheprovider --nbval --nbval-sanitize-with tests/nbval.cfg \
 	  tests kvlib $(CHAPTERS)

@@ -10,53 +10,62 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kvlib import figures
+from kvlib.figures import style
+from kvlib.figures.picture import spread
 
 
 def tiles(num_kv_heads, guess=()):
     picture = figures.FactorTiles()
     picture.guess = guess
-    bytes_per_token = 2 * 32 * num_kv_heads * 128 * 2
-    sentence = picture.update(
-        (2, 32, num_kv_heads, 128, 16.0), bytes_per_token, {"small": 70_272, "big": 131_072}, "f(8)"
-    )
-    return picture, sentence
+    show(picture, num_kv_heads)
+    return picture
 
 
-def test_the_sentence_says_what_the_tiles_show():
-    _, sentence = tiles(8)
-    assert sentence == (
-        "2 × 32 × 8 × 128 × 16 bits ÷ 8 = 131,072 bytes, 128.00 KiB for each token of context, "
-        "whatever the number of parameters. `f(8)`"
+def show(picture, num_kv_heads):
+    return picture.update(
+        title=f"{num_kv_heads} heads",
+        sentence=f"{num_kv_heads} heads, `f({num_kv_heads})`",
+        factors=(2, 32, num_kv_heads, 128, 16.0),
+        bytes_per_token=2 * 32 * num_kv_heads * 128 * 2,
+        others={"small": 70_272, "big": 131_072},
     )
+
+
+def test_update_shows_the_title_and_returns_the_sentence():
+    picture = figures.FactorTiles()
+    assert show(picture, 8) == "8 heads, `f(8)`"
+    before = picture.png(1)
+    picture._title.set_text("another title")
+    assert picture.png(1) != before
 
 
 def test_png_has_the_stated_extent_at_both_scales():
-    picture, _ = tiles(8)
+    picture = tiles(8)
     for scale in (1, 2, 1):
         image = Image.open(io.BytesIO(picture.png(scale)))
         assert image.size == (scale * picture.width, scale * picture.height)
 
 
 def test_pixels_depend_on_the_numbers_only():
-    first, again = tiles(8)[0], tiles(8)[0]
-    again.update((2, 1, 1, 64, 4.0), 64, {"small": 1, "big": 2}, "")
+    first, again = tiles(8), tiles(8)
+    show(again, 1)
     again.png(1)
-    again.update((2, 32, 8, 128, 16.0), 131_072, {"small": 70_272, "big": 131_072}, "")
+    show(again, 8)
     assert first.png(1) == again.png(1)
     assert first.png(2) == again.png(2)
-    assert first.png(1) != tiles(4)[0].png(1)
+    assert first.png(1) != tiles(4).png(1)
 
 
 def test_a_guess_stays_drawn_beside_the_truth():
-    assert tiles(8, guess=("big", "small"))[0].png(1) != tiles(8)[0].png(1)
+    assert tiles(8, guess=("big", "small")).png(1) != tiles(8).png(1)
 
 
 def test_a_cover_hides_every_moving_artist():
-    assert tiles(8)[0].png(1, cover="?") == tiles(4)[0].png(1, cover="?")
+    assert tiles(8).png(1, cover="?") == tiles(4).png(1, cover="?")
 
 
 def test_the_background_is_opaque_white():
-    picture, _ = tiles(8)
+    picture = tiles(8)
     for scale, darkest in ((1, 254), (2, 255)):  # the drag's palette may miss white by one
         image = Image.open(io.BytesIO(picture.png(scale)))
         assert "transparency" not in image.info
@@ -65,7 +74,7 @@ def test_the_background_is_opaque_white():
 
 @given(st.lists(st.floats(-100, 100), max_size=12), st.floats(0.01, 5))
 def test_spread_keeps_order_and_distance(values, gap):
-    placed = figures.spread(values, gap)
+    placed = spread(values, gap)
     pairs = itertools.pairwise(sorted(range(len(values)), key=values.__getitem__))
     for low, high in pairs:
         assert placed[high] - placed[low] >= gap - 1e-6
@@ -81,8 +90,8 @@ def _seen_with(matrix, colour):
 @pytest.mark.parametrize(
     "palette",
     [
-        (figures.WEIGHTS, figures.CACHE, figures.OTHER, figures.PAPER),
-        (figures.CACHE, figures.LIMIT, figures.INK, figures.PAPER),
+        (style.WEIGHTS, style.CACHE, style.OTHER, style.PAPER),
+        (style.CACHE, style.LIMIT, style.INK, style.PAPER),
     ],
     ids=["bar", "lines"],
 )

@@ -24,16 +24,20 @@ class Strip(figures.Picture):
         self.line = self.moving(self.axes.plot([0, 1], [0, 0], lw=6)[0])
         self.words = self.label(0.1, 0.9)
 
-    def update(self, total):
+    def draw(self, total):
         self.line.set_xdata([0, total])
         self.words.set_text(f"total {total}")
-        return f"total {total} `memory.f({total})`"
 
 
 def add(a, b, kind):
     if a + b > 150:
         raise ValueError(f"a={a}; a + b must stay at or below 150. Use a smaller a.")
-    return {"total": a + b + (1 if kind == "odd" else 0)}
+    total = a + b + (1 if kind == "odd" else 0)
+    return {
+        "title": kind,
+        "sentence": f"total {total} `memory.f({total})`",
+        "total": total,
+    }
 
 
 def make_panel(**more):

@@ -35,11 +35,14 @@ known = {
 
 def multiply(num_layers, num_kv_heads, head_dim, dtype):
     shape = models.ModelShape(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    factors = (2, num_layers, num_kv_heads, head_dim, float(memory.bits_per_value(dtype)))
+    one_token, product = memory.kv_bytes_per_token(shape, dtype), " × ".join(f"{factor:g}" for factor in factors)
+    call, cost = panel.as_python(memory.kv_bytes_per_token, shape, dtype), units.format_bytes(one_token)
     return {
-        "factors": (2, num_layers, num_kv_heads, head_dim, float(memory.bits_per_value(dtype))),
-        "bytes_per_token": memory.kv_bytes_per_token(shape, dtype),
-        "others": known,
-        "call": panel.as_python(memory.kv_bytes_per_token, shape, dtype),
+        "title": f"One token costs {cost}; no tile is the parameter count",
+        "sentence": f"{product} bits ÷ 8 = {one_token:,} bytes, {cost} for each token of context, whatever the number "
+        f"of parameters. `{call}`",
+        "factors": factors, "bytes_per_token": one_token, "others": known,
     }
 
 
@@ -119,21 +122,39 @@ def longest_each(share_bytes, shape, dtype):
 
 
 # %% jupyter={"source_hidden": true}
+# The second panel in words.
+def fill_title(gpu_bytes, weights, reserve, many, longest):
+    if weights + reserve < gpu_bytes:
+        return f"{many} fill this GPU at {longest:,} tokens each" if longest else "None fits"
+    return f"No cache fits: the weights alone fill {-(-(weights + 1) // (gpu_bytes - reserve))} such GPUs"
+
+
+def fill_sentence(where, parts, many, context, cache_bytes, fitting, longest):
+    gpu_text, weights_text, reserve_text = map(units.format_bytes, parts)
+    start, free = f"{where}: {gpu_text} minus {weights_text} of weights and {reserve_text} of reserve", parts[0] - sum(parts[1:])
+    if free <= 0:
+        return f"{start} leaves nothing for the cache of {many} of {context:,} tokens."
+    verdict = "which fits" if cache_bytes <= free else f"{units.format_bytes(cache_bytes - free)} too much"
+    return f"{start} leaves {units.format_bytes(free)}. A cache for {many} of {context:,} tokens takes " \
+        f"{units.format_bytes(cache_bytes)}, {verdict}; {fitting:,} of this length fit, or {many} of {longest:,} tokens each."
+
+
+# %% jupyter={"source_hidden": true}
 # What the second panel shows for its controls.
 def fill_gpu(model, gpu, context, num_sequences, k_dtype, v_dtype, weights, reserve, **numbers):
     shape = models.ModelShape(**numbers) if model == "custom" else models.find_model(model)
     gpu_bytes, dtype = devices[gpu].memory_bytes, (k_dtype, v_dtype)
     parts = gpu_bytes, round(weights * units.GiB), gpu_bytes * reserve // 100
     budget = max(0, parts[0] - parts[1] - parts[2])
-    budget_call = panel.as_python(memory.kv_budget_bytes, *parts[:2], safety_bytes=parts[2])
-    return {
-        "name": model, "gpu": gpu, "parts": parts, "context": context, "num_sequences": num_sequences,
-        "cache_bytes": num_sequences * memory.sequence_kv_bytes(shape, context, dtype),
-        "contexts": contexts, "curves": growth(shape, dtype, num_sequences),
-        "longest": longest_each(budget // num_sequences, shape, dtype),
-        "num_fitting": memory.max_sequences(budget, shape, context, dtype),
-        "call": panel.as_python(memory.max_sequences, budget_call, shape, context, dtype),
-    }
+    longest, fitting = longest_each(budget // num_sequences, shape, dtype), memory.max_sequences(budget, shape, context, dtype)
+    cache_bytes = num_sequences * memory.sequence_kv_bytes(shape, context, dtype)
+    many = f"{num_sequences:,} sequence{'s' if num_sequences > 1 else ''}"
+    call = panel.as_python(
+        memory.max_sequences, panel.as_python(memory.kv_budget_bytes, *parts[:2], safety_bytes=parts[2]), shape, context, dtype)
+    words = fill_sentence(f"{model} on one {gpu}", parts, many, context, cache_bytes, fitting, longest) + (f" `{call}`" if budget else "")
+    numbers = {"gpu": gpu, "parts": parts, "context": context, "cache_bytes": cache_bytes, "longest": longest}
+    numbers |= {"contexts": contexts, "curves": growth(shape, dtype, num_sequences)}
+    return numbers | {"title": fill_title(*parts, many, longest), "sentence": words}
 
 
 # %% jupyter={"source_hidden": true}
@@ -217,20 +238,30 @@ def rows_of(shape, context, dtype, tensor_parallel):
 
 
 # %% jupyter={"source_hidden": true}
+# The third panel in words.
+def bend_words(model, context, ranks, rows, dtype):
+    stored = [row for row in rows if not row[0].startswith("if")]
+    total, alone = sum(num_bytes for _, num_bytes in stored), memory.sequence_kv_bytes(models.find_model(model), context, dtype)
+    copies = f" ({total * ranks / alone:.3g} times one rank's bytes in all)" if total * ranks > alone else ""
+    parts = " + ".join(f"{units.format_bytes(num_bytes)} in {label}" for label, num_bytes in stored)
+    call = panel.as_python(memory.sequence_kv_bytes, models.find_model(model), context, dtype, ranks)
+    instead = f", not {units.format_bytes(rows[-1][1])}" if stored != rows else ""
+    return {
+        "title": f"{model}: {units.format_bytes(total)} at {context:,} tokens{instead}",
+        "sentence": f"{model} at {context:,} tokens holds {parts} = {total:,} bytes"
+        + (f", on each of {ranks} ranks{copies}" if ranks > 1 else "") + f". `{call}`",
+    }
+
+
+# %% jupyter={"source_hidden": true}
 # What the third panel shows for its controls.
 def bend(model, context, tensor_parallel, dtype):
-    ranks = tensor_parallel
-    alone, rank = (memory.sequence_kv_bytes(models.find_model(model), context, dtype, n) for n in (1, ranks))
-    copies = f" ({rank * ranks / alone:.3g} times one rank's bytes in all)" if rank * ranks > alone else ""
+    rows = rows_of(models.find_model(model), context, dtype, tensor_parallel)
     curves = {
-        name: memory.sequence_kv_bytes(models.find_model(name), contexts, dtype, ranks) for name in today
+        name: memory.sequence_kv_bytes(models.find_model(name), contexts, dtype, tensor_parallel) for name in today
     }
-    return {
-        "selected": model, "context": context, "contexts": contexts, "curves": curves,
-        "rows": rows_of(models.find_model(model), context, dtype, ranks),
-        "note": f", on each of {ranks} ranks{copies}" if ranks > 1 else "",
-        "call": panel.as_python(memory.sequence_kv_bytes, models.find_model(model), context, dtype, ranks),
-    }
+    numbers = {"selected": model, "context": context, "contexts": contexts, "curves": curves, "rows": rows}
+    return numbers | bend_words(model, context, tensor_parallel, rows, dtype)
 
 
 # %% jupyter={"source_hidden": true}

@@ -1,0 +1,6 @@
+"""The pictures of the chapters; `kvlib.panel.Panel` shows them."""
+
+from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
+from kvlib.figures.picture import Picture
+
+__all__ = ["FactorTiles", "MemoryCurve", "ModelCurves", "Picture"]

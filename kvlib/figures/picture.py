@@ -1,0 +1,325 @@
+"""What all pictures share: artists built once, moved by `update`, blitted to a PNG."""
+
+import functools
+import io
+import textwrap
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont
+from PIL import Image, ImageDraw, ImageFont
+
+from kvlib.figures import style
+
+_DPI = 100
+_MAX_BACKGROUNDS = 8  # for each picture: frames with other limits, at two scales
+_ANCHOR = {"left": "l", "center": "m", "right": "r", "top": "a", "baseline": "s", "bottom": "d"}
+
+
+class Picture:
+    """A figure whose moving artists are redrawn over a kept background.
+
+    Subclasses build their artists in `build`, register the moving ones with `moving` and `label`,
+    and move them in ``draw(**numbers)``. The words, a title and a sentence, come with the numbers.
+    Pillow writes the moving labels, over everything else: it takes a tenth of Agg's time for text,
+    which is most of the time of a frame.
+
+    Attributes
+    ----------
+    width, height : int
+        Fixed extent of the picture on the page [CSS pixels].
+    cover_at : tuple of float
+        Where a question or a problem is written over the bare axes, as fractions of the figure.
+    guess : tuple of str
+        What the reader guessed before the truth was shown; pictures may draw it.
+    """
+
+    width, height = 720, 440
+    cover_at = 0.5, 0.5
+
+    def __init__(self):
+        self.guess = ()
+        self._moving, self._labels, self._backgrounds = [], [], {}
+        with mpl.rc_context(style.STYLE):
+            self.figure = Figure(figsize=(self.width / _DPI, self.height / _DPI), dpi=_DPI)
+            self.canvas = FigureCanvasAgg(self.figure)
+            self._title = self.label(0.02, 1 - 24 / self.height, fontsize=12, fontweight="bold")
+            self.build()
+            self._cover = self.figure.text(*self.cover_at, "", fontsize=12)
+            self._cover.set(animated=True, path_effects=style.HALO, ha="center", va="center")
+        self._moving.sort(key=lambda artist: artist.get_zorder())
+
+    def build(self):
+        """Create the artists; the subclass does."""
+        raise NotImplementedError
+
+    def draw(self, **numbers):
+        """Move the artists to these numbers; the subclass does."""
+        raise NotImplementedError
+
+    def update(self, title, sentence, **numbers):
+        """Show these numbers under this title.
+
+        Parameters
+        ----------
+        title : str
+            The one message.
+        sentence : str
+            What the picture shows, in words; code stands in backquotes.
+        **numbers : object
+            What `draw` needs.
+
+        Returns
+        -------
+        str
+            The sentence.
+        """
+        self._title.set_text(title)
+        self.draw(**numbers)
+        return sentence
+
+    def moving(self, artist):
+        """Register an artist that `update` moves.
+
+        Parameters
+        ----------
+        artist : matplotlib.artist.Artist
+            The artist; it is left out of the kept background.
+
+        Returns
+        -------
+        matplotlib.artist.Artist
+            The same artist.
+        """
+        artist.set_animated(True)
+        self._moving.append(artist)
+        return artist
+
+    def label(self, x, y, text="", *, axes=None, **look):
+        """Add a moving text.
+
+        Parameters
+        ----------
+        x, y : float
+            Position in data coordinates of `axes`, or as fractions of the figure.
+        text : str
+            The first text.
+        axes : matplotlib.axes.Axes, optional
+            Where the coordinates count.
+        **look : object
+            Text properties.
+
+        Returns
+        -------
+        matplotlib.text.Text
+            The text.
+        """
+        artist = (axes or self.figure).text(x, y, text, **look)
+        artist.set_animated(True)
+        self._labels.append(artist)
+        return artist
+
+    def set_limits(self, axes, *, x=None, y=None):
+        """Change axis limits; only limits not seen lately cost a full redraw.
+
+        Parameters
+        ----------
+        axes : matplotlib.axes.Axes
+            The axes.
+        x, y : tuple of float, optional
+            New limits.
+        """
+        for limits, get, put in (
+            (x, axes.get_xlim, axes.set_xlim),
+            (y, axes.get_ylim, axes.set_ylim),
+        ):
+            if limits is not None and tuple(limits) != tuple(get()):
+                put(limits)
+
+    def png(self, scale=1, cover=None):
+        """Draw the present state.
+
+        Parameters
+        ----------
+        scale : int
+            Pixels per CSS pixel: 1 while dragging, 2 when idle.
+        cover : str, optional
+            Leave the moving artists out and show this text over the bare axes instead.
+
+        Returns
+        -------
+        bytes
+            The PNG file.
+        """
+        file = io.BytesIO()
+        image = self._image(scale, cover)
+        if scale == 1:  # while dragging, half the time for colours that differ on edges only
+            image = image.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        image.save(file, "png", compress_level=1)
+        return file.getvalue()
+
+    def captioned_png(self, caption):
+        """Draw the present state for a file that is read without a kernel.
+
+        Parameters
+        ----------
+        caption : str
+            The sentence; it is written under the picture.
+
+        Returns
+        -------
+        bytes
+            The PNG file, two pixels per CSS pixel, 256 colours, compressed well.
+        """
+        lines = textwrap.wrap(caption, 112)
+        picture = self._image(scale=2)
+        image = Image.new(
+            "RGB", (picture.width, picture.height + 34 * len(lines) + 30), style.PAPER
+        )
+        image.paste(picture)
+        place = {"font": _font("DejaVu Sans:normal", 22), "fill": style.INK, "spacing": 10}
+        ImageDraw.Draw(image).text((28, picture.height + 8), "\n".join(lines), **place)
+        file = io.BytesIO()
+        image.quantize(256).save(file, "png", optimize=True)
+        return file.getvalue()
+
+    def _image(self, scale, cover=None):
+        self.figure.set_dpi(_DPI * scale)
+        frame = (scale, *((axes.get_xlim(), axes.get_ylim()) for axes in self.figure.axes))
+        if frame not in self._backgrounds:
+            self.canvas.draw()
+            while len(self._backgrounds) >= _MAX_BACKGROUNDS:
+                self._backgrounds.pop(next(iter(self._backgrounds)))
+            self._backgrounds[frame] = self.canvas.copy_from_bbox(self.figure.bbox)
+        self.canvas.restore_region(self._backgrounds[frame])
+        for artist in [] if cover else self._moving:
+            (artist.axes or self.figure).draw_artist(artist)
+        extent = self.canvas.get_width_height()
+        image = Image.frombuffer("RGBA", extent, self.canvas.buffer_rgba()).convert("RGB")
+        self._cover.set_text(textwrap.fill(cover or "", 60))
+        for text in [self._cover] if cover else self._labels:
+            if text.get_visible() and text.get_text():
+                _write(image, text, _DPI * scale)
+        return image
+
+
+@functools.cache
+def _font(family_and_weight, pixels):
+    return ImageFont.truetype(findfont(family_and_weight), pixels)
+
+
+@functools.lru_cache(maxsize=2048)
+def _stamp(words, family_and_weight, pixels, anchor, align, stroke_width):
+    """Return the mask of a text and where its corner lies from the anchor; most words recur."""
+    look = {"anchor": anchor, "align": align, "stroke_width": stroke_width}
+    look["font"] = _font(family_and_weight, pixels)
+    measure = ImageDraw.Draw(Image.new("L", (1, 1)))
+    left, top, right, bottom = map(int, measure.textbbox((0, 0), words, **look))
+    mask = Image.new("L", (right - left + 2, bottom - top + 2))
+    ImageDraw.Draw(mask).text((1 - left, 1 - top), words, fill=255, **look)
+    return mask, left - 1, top - 1
+
+
+def _write(image, text, dpi):
+    """Write a matplotlib text with Pillow, at the same place, in the same font and colour."""
+    x, y = text.get_transform().transform(text.get_unitless_position())
+    anchor = _ANCHOR[text.get_ha()] + _ANCHOR[text.get_va()]
+    font = f"{text.get_fontfamily()[0]}:{text.get_fontweight()}", text.get_fontsize() * dpi / 72
+    inks = [(to_hex(text.get_color()), 0)]
+    if text.get_path_effects():  # a halo
+        inks.insert(0, (style.PAPER, 2 * dpi // _DPI))
+    for ink, stroke_width in inks:
+        mask, left, top = _stamp(text.get_text(), *font, anchor, text.get_ha(), stroke_width)
+        image.paste(ink, (round(x) + left, image.height - round(y) + top), mask)
+
+
+def log2_axis(axes, which, low, high, *, unit=1, step=1):
+    """Make an axis logarithmic to base 2 with ticks such as 1K, 8K or 1/8.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        The axes.
+    which : {'x', 'y'}
+        Which of its axes.
+    low, high : int
+        Exponents of the first and the last tick.
+    unit : int
+        Divides the tick labels, such as `kvlib.units.GiB`.
+    step : int
+        Exponents between ticks.
+    """
+    ticks = [2.0**k for k in range(low, high + 1, step)]
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (2.0**low, 2.0**high)})
+    getattr(axes, f"set_{which}ticks")(ticks, [short_power(tick / unit) for tick in ticks])
+    axes.minorticks_off()
+
+
+def short_power(value):
+    """Write a power of two for a tick [text].
+
+    Parameters
+    ----------
+    value : float
+        A power of two.
+
+    Returns
+    -------
+    str
+        ``'8K'`` for 8,192, ``'2M'`` for 2,097,152, ``'1/8'`` for 0.125.
+
+    Examples
+    --------
+    >>> short_power(8192), short_power(2**21), short_power(0.125), short_power(512)
+    ('8K', '2M', '1/8', '512')
+    """
+    if value < 1:
+        return f"1/{round(1 / value)}"
+    for factor, letter in ((2**20, "M"), (2**10, "K")):
+        if value >= factor:
+            return f"{value / factor:g}{letter}"
+    return f"{value:g}"
+
+
+def spread(values, gap):
+    """Push values apart until neighbours differ by at least `gap`, keeping their order and mean.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Wanted positions.
+    gap : float
+        Smallest distance.
+
+    Returns
+    -------
+    list of float
+        New positions.
+
+    Examples
+    --------
+    >>> spread([9.0, 1.0, 1.0], gap=1.0)
+    [9.0, 0.5, 1.5]
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    clusters = []  # of [sum of wanted positions, members]; a cluster sits gap by gap at its mean
+    for k in order:
+        clusters.append([values[k], [k]])
+        while len(clusters) > 1 and _edge(clusters[-2], gap, 1) + gap > _edge(
+            clusters[-1], gap, -1
+        ):
+            total, members = clusters.pop()
+            clusters[-1] = [clusters[-1][0] + total, clusters[-1][1] + members]
+    placed = list(values)
+    for cluster in clusters:
+        low = _edge(cluster, gap, -1)
+        for step, k in enumerate(cluster[1]):
+            placed[k] = low + step * gap
+    return placed
+
+
+def _edge(cluster, gap, side):
+    total, members = cluster
+    return total / len(members) + side * gap * (len(members) - 1) / 2
