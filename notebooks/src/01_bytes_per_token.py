@@ -40,8 +40,7 @@ def multiply(num_layers, num_kv_heads, head_dim, dtype):
     call, cost = panel.as_python(memory.kv_bytes_per_token, shape, dtype), units.format_bytes(one_token)
     return {
         "title": f"One token costs {cost}; no tile is the parameter count",
-        "sentence": f"{product} bits ÷ 8 = {one_token:,} bytes, {cost} for each token of context, whatever the number "
-        f"of parameters. `{call}`",
+        "sentence": f"{product} bits ÷ 8 = {one_token:,} bytes, {cost} a token of context. `{call}`",
         "factors": factors, "bytes_per_token": one_token, "others": known,
     }
 
