@@ -126,6 +126,82 @@ class Choice(_Control):
         self.list.value = self.value
 
 
+class Text(_Control):
+    """A line to type into; the panel follows when Enter is pressed or the line is left.
+
+    Parameters
+    ----------
+    label : str
+        Words that name the line.
+    value : str
+        First text, also the one that Reset returns to.
+    """
+
+    def __init__(self, label, value):
+        self.line = widgets.Text(
+            value, description=label, continuous_update=False,
+            style={"description_width": "110px"}, layout={"width": "100%"},
+        )  # fmt: skip
+        super().__init__(value, [self.line])
+        self.layout.flex = "1 1 100%"
+        self.line.observe(lambda change: setattr(self, "value", change.new), "value")
+
+    def show(self):
+        """Bring the line to the value."""
+        self.line.value = self.value
+
+
+class Job(_Control):
+    """A button that starts work of more than a second, shows its progress and can cancel it.
+
+    Parameters
+    ----------
+    label : str
+        What the button does, in words.
+    work : callable
+        ``work(values, progress)`` gets the values of the panel's controls, calls
+        ``progress(done, total)`` now and then and stops when that returns False. What it returns
+        becomes the control's value; before it, and after a cancel or Reset, the value is None.
+    """
+
+    def __init__(self, label, work):
+        self._label, self._work, self._is_running = label, work, False
+        self._button = widgets.Button(description=label, layout={"width": "auto"})
+        self._bar = widgets.FloatProgress(max=1.0, layout={"display": "none", "width": "150px"})
+        self._problem = widgets.Label()
+        super().__init__(None, [self._button, self._bar, self._problem])
+        self._button.on_click(self._pressed)
+        self.inputs = dict  # the panel says what its controls hold
+
+    def _pressed(self, _):
+        if self._is_running:  # the button reads Cancel now
+            self._is_running = False
+            return
+        self._is_running, self._button.description = True, "Cancel"
+        self._bar.layout.display, self._problem.value = None, ""
+        # In a thread of its own, or the kernel could not hear the second press.
+        threading.Thread(target=self._run, args=[self.inputs()], daemon=True).start()
+
+    def _progress(self, done, total):
+        self._bar.value = done / total
+        return self._is_running
+
+    def _run(self, values):
+        result = None
+        try:
+            result = self._work(values, self._progress)
+        except Exception as problem:  # it would end in the thread, unseen
+            self._problem.value = f"{type(problem).__name__}: {problem}"
+        was_cancelled, self._is_running = not self._is_running, False
+        self._button.description, self._bar.layout.display = self._label, "none"
+        if result is not None and not was_cancelled:
+            with _ONE_AT_A_TIME:
+                self.value = result
+
+    def show(self):
+        """Do nothing: the button shows what it does, not the value."""
+
+
 @dataclass(frozen=True)
 class Guess:
     """A question to answer before the picture is shown.
@@ -162,7 +238,7 @@ class Panel(widgets.VBox):
     presets : dict, optional
         ``{"model": {"llama-3.1-8b": {"num_layers": 32}}}``: choosing an option of that control
         sets others; moving one of those sets the choice to ``"custom"``.
-    **controls : Slider or Choice
+    **controls : Slider, Choice, Text or Job
         At most four, one for each argument of `compute`.
 
     Attributes
@@ -208,6 +284,8 @@ class Panel(widgets.VBox):
         for name, control in self.controls.items():
             control.disabled = self._is_veiled
             control.observe(lambda change, name=name: self._changed(name, change.new), "value")
+            if isinstance(control, Job):
+                control.inputs = lambda: self.values
         self._show(scale=2)
         picture.png(scale=1)  # keeps the background that a drag needs
 

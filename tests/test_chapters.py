@@ -47,7 +47,9 @@ def test_no_combination_of_values_ends_in_a_traceback(panels):
             for name, control in each.controls.items():
                 if isinstance(control, panel.Choice):
                     values[name] = rng.choice(control.list.options)
-                else:
+                elif isinstance(control, panel.Text):
+                    values[name] = rng.choice([control.start, "", "?", "x" * 999])
+                elif isinstance(control, panel.Slider):
                     low, high = control.box.min, control.box.max
                     ends = [low, high, rng.choice(control.steps.tolist())]
                     values[name] = rng.choice([*ends, type(low)(rng.uniform(low, high))])
@@ -64,6 +66,10 @@ def test_every_control_moves_the_sentence(panels):
             if isinstance(control, panel.Slider):
                 at_end = control.thumb.value == control.thumb.max
                 control.thumb.value += -1 if at_end else 1
+            elif isinstance(control, panel.Text):
+                control.line.value = ""
+            elif isinstance(control, panel.Job):
+                continue
             else:
                 options = [option for option in control.list.options if option != control.value]
                 control.list.value = options[-1]

@@ -5,12 +5,13 @@ import io
 import random
 import sys
 import threading
+import time
 
 import pytest
 from PIL import Image
 
 from kvlib import figures
-from kvlib.panel import Choice, Guess, Panel, Slider, as_python
+from kvlib.panel import Choice, Guess, Job, Panel, Slider, Text, as_python
 
 
 class Strip(figures.Picture):
@@ -207,3 +208,89 @@ def test_as_python_nests_calls_and_names_presets():
     )
     shape = models.ModelShape.from_groups([models.LayerGroup(1, 2, 3, 0)], name="mine")
     assert eval(str(as_python(dict, shape)).partition("(")[2][:-1], {"models": models}) == shape
+
+
+def wait_for(condition):
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited 4 s")
+
+
+def make_job_panel(work):
+    def show(first, words, job):
+        return {"title": words, "sentence": f"{words} {first} {job}", "total": job or 0}
+
+    return Panel(
+        Strip(),
+        show,
+        first=Slider("first", 1, range(9)),
+        words=Text("words", "hello"),
+        job=Job("Work", work),
+    )
+
+
+def test_a_text_moves_the_sentence_and_reset_returns_it():
+    panel = make_job_panel(lambda values, progress: 1)
+    panel.controls["words"].line.value = "bye"
+    assert panel.sentence == "bye 1 None"
+    panel.reset()
+    assert panel.controls["words"].line.value == "hello"
+
+
+def test_a_job_gets_the_values_and_its_result_is_drawn():
+    seen = []
+
+    def work(values, progress):
+        seen.append((values, progress(1, 2)))
+        return 42
+
+    panel = make_job_panel(work)
+    panel.controls["first"].thumb.value = 3
+    panel.controls["job"]._button.click()
+    wait_for(lambda: panel.sentence == "hello 3 42")
+    assert seen == [({"first": 3, "words": "hello", "job": None}, True)]
+    assert panel.controls["job"]._button.description == "Work"
+    panel.reset()
+    assert panel.sentence == "hello 1 None"
+
+
+def test_a_second_press_cancels_a_job():
+    started, ended = threading.Event(), threading.Event()
+
+    def work(values, progress):
+        while progress(1, 10):
+            started.set()
+            time.sleep(0.001)
+        ended.set()
+        return 42
+
+    panel = make_job_panel(work)
+    button = panel.controls["job"]._button
+    button.click()
+    assert started.wait(4)
+    assert button.description == "Cancel"
+    button.click()
+    assert ended.wait(4)
+    wait_for(lambda: button.description == "Work")
+    assert panel.sentence == "hello 1 None"
+
+
+def test_a_job_that_fails_says_why_and_can_run_again():
+    outcomes = iter([ValueError("no trace"), 7])
+
+    def work(values, progress):
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    panel = make_job_panel(work)
+    job = panel.controls["job"]
+    job._button.click()
+    wait_for(lambda: job._problem.value == "ValueError: no trace")
+    wait_for(lambda: job._button.description == "Work")
+    job._button.click()
+    wait_for(lambda: panel.sentence == "hello 1 7")
+    assert job._problem.value == ""
