@@ -450,9 +450,10 @@ def _float_tensor(name, value):
 
 def _check_out(out, shape, dtypes):
     """Refuse memory of another shape or dtype before anything is computed."""
-    if out is not None and (out.dtype not in dtypes or out.shape != shape):
+    given = getattr(out, "dtype", None), getattr(out, "shape", None)
+    if out is not None and (given[0] not in dtypes or given[1] != shape):
         rule = f"it must be {' or '.join(np.dtype(d).name for d in dtypes)} of shape {shape}"
-        raise ValueError(f"out={out.dtype} of shape {out.shape}; {rule}. Allocate it so.")
+        raise ValueError(f"out={given[0]} of shape {given[1]}; {rule}. Allocate it so.")
 
 
 def quantize(

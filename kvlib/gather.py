@@ -1,0 +1,303 @@
+"""Read and write a paged pool: blocks that lie anywhere become tokens in order, and back.
+
+A pool is an array ``[num_blocks, block_size, ...]``, for keys or values ``[num_blocks, block_size,
+num_kv_heads, head_dim]``. Token t of a sequence stands in slot ``t % block_size`` of block
+``block_table[t // block_size]``.
+
+A quantized pool is a `kvlib.quantization.QuantizedTensor` of such an array with ``token_axis=1``:
+every block has scales of its own, so blocks can be read, copied and shared one by one. With
+``granularity="token"`` (scales ``[num_blocks, block_size, num_kv_heads, groups]``) tokens can be
+written one by one too, as serving engines do; ``granularity="channel"`` keeps one scale for the
+tokens of a channel in a block (or in `group_size` of them), and is written once a block is full.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from kvlib._validate import whole
+from kvlib.backend import array_module
+from kvlib.quantization import _FLOATS, QuantizedTensor, _check_out, dequantize, quantize
+
+_CHUNK_BYTES = 512 * 1024  # of values read back at a time: they stay in a CPU core's cache
+
+
+def gather_kv(pool_array, block_table, num_tokens, out=None):
+    """Copy the tokens of one sequence out of a pool, in order.
+
+    Parameters
+    ----------
+    pool_array : numpy.ndarray or cupy.ndarray, (num_blocks, block_size, ...)
+        Keys or values of every block, of any dtype.
+    block_table : array_like of int, (n,)
+        Block ids in token order. Entries beyond the last token's block are ignored.
+    num_tokens : int
+        Tokens to read [tokens], 0 to n * block_size.
+    out : numpy.ndarray or cupy.ndarray, (num_tokens, ...), optional
+        Where to write: of the pool's dtype, and no part of the pool.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray, (num_tokens, ...)
+        `out`, or a new array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an entry names no block, the table is too short, `out` does not fit, or NumPy and CuPy
+        arrays are mixed; nothing was read or written then.
+
+    Notes
+    -----
+    .. math:: out_t = pool[table[\\lfloor t / B \\rfloor], t \\bmod B]
+
+    Examples
+    --------
+    >>> pool = np.arange(8).reshape(4, 2)  # 4 blocks of 2 tokens
+    >>> gather_kv(pool, [3, 0], 3)
+    array([6, 7, 0])
+    """
+    pool = _check_pool("pool_array", pool_array)
+    xp = array_module(pool, block_table, out)
+    table, num_tokens = _used(xp, block_table, num_tokens, pool.shape)
+    shape = (num_tokens, *pool.shape[2:])
+    _check_out(out, shape, (pool.dtype,))
+    out = xp.empty(shape, pool.dtype) if out is None else out
+    _check_places(pool, out)
+    num_full, rest = divmod(num_tokens, pool.shape[1])
+    full = out[: num_tokens - rest].reshape(num_full, *pool.shape[1:])
+    if xp is np and pool.flags.c_contiguous:
+        # Checked above, so "clip" never clips; the default mode would copy through a buffer.
+        np.take(pool, table[:num_full], axis=0, out=full, mode="clip")
+    else:
+        full[...] = pool[table[:num_full]]
+    if rest:
+        out[num_tokens - rest :] = pool[table[num_full], :rest]
+    return out
+
+
+def gather_dequantize(pool, block_table, num_tokens, out=None):
+    """Read the tokens of one sequence back from a quantized pool, in order.
+
+    Parameters
+    ----------
+    pool : QuantizedTensor, (num_blocks, block_size, ...)
+        Keys or values of every block, quantized with ``token_axis=1``.
+    block_table : array_like of int, (n,)
+        Block ids in token order. Entries beyond the last token's block are ignored.
+    num_tokens : int
+        Tokens to read [tokens], 0 to n * block_size.
+    out : numpy.ndarray or cupy.ndarray, (num_tokens, ...), optional
+        Where to write: float16, float32 or float64.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray, (num_tokens, ...)
+        `out`, or a new float32 array: bit for bit what `dequantize` gives for the same tokens.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `gather_kv`, and if `pool` is not quantized or its blocks share scales.
+
+    Examples
+    --------
+    >>> values = np.array([[[127.0, 1.0]], [[-254.0, 2.0]]], np.float32)  # 2 blocks of 1 token
+    >>> pool = quantize(values, granularity="token", token_axis=1)
+    >>> gather_dequantize(pool, [1, 0], 2)
+    array([[-254.,    2.],
+           [ 127.,    1.]], dtype=float32)
+    """
+    _check_pool("pool", pool, quantized=True)
+    xp = array_module(pool.data, block_table, out)
+    table, num_tokens = _used(xp, block_table, num_tokens, pool.shape)
+    shape = (num_tokens, *pool.shape[2:])
+    _check_out(out, shape, _FLOATS)
+    out = xp.empty(shape, np.float32) if out is None else out
+    _check_places(pool.data, out)
+    block_size = pool.shape[1]
+    step = max(1, _CHUNK_BYTES // (4 * block_size * max(1, np.prod(shape[1:], dtype=int))))
+    room = xp.empty((min(step, len(table)), *pool.shape[1:]), out.dtype)
+    for start in range(0, len(table), step):
+        blocks = _select(pool, table[start : start + step])
+        values = dequantize(blocks, out=room[: blocks.shape[0]]).reshape(-1, *shape[1:])
+        target = out[start * block_size : (start + step) * block_size]
+        target[...] = values[: len(target)]
+    return out
+
+
+def write_tokens(pool, block_table, first_token, values):
+    """Store consecutive tokens of one sequence in a pool, in place.
+
+    Parameters
+    ----------
+    pool : numpy.ndarray, cupy.ndarray or QuantizedTensor, (num_blocks, block_size, ...)
+        Keys or values of every block; quantized, then with ``granularity="token"``.
+    block_table : array_like of int, (n,)
+        Block ids in token order. Only the blocks that are written are looked at.
+    first_token : int
+        Position of the first of the tokens in the sequence [tokens].
+    values : numpy.ndarray or cupy.ndarray, (num_tokens, ...)
+        What to store, of the pool's dtype (quantized: of the dtype before quantization).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an entry names no block or one twice, the table is too short, `values` do not fit, or
+        NumPy and CuPy arrays are mixed; nothing was written then. Quantized: as `quantize`.
+
+    Examples
+    --------
+    >>> pool = np.zeros((4, 2), np.int64)
+    >>> write_tokens(pool, [3, 0], 1, np.array([7, 8]))
+    >>> pool.tolist()
+    [[8, 0], [0, 0], [0, 0], [0, 7]]
+    """
+    is_quantized = isinstance(pool, QuantizedTensor)
+    _check_pool("pool", pool, quantized=is_quantized)
+    if is_quantized and pool.granularity != "token":
+        step = "Use granularity='token', or quantize whole blocks and copy them."
+        raise ValueError(
+            f"pool.granularity={pool.granularity!r}; tokens must not share scales. {step}"
+        )
+    xp = array_module(*_arrays(pool), block_table, values)
+    if not isinstance(values, xp.ndarray) or values.dtype != pool.dtype:
+        given = f"values={type(values).__name__} of {getattr(values, 'dtype', None)}"
+        raise TypeError(f"{given}; it must be {xp.__name__} {pool.dtype}. Convert it.")
+    if not values.ndim or values.shape[1:] != pool.shape[2:]:
+        rule = f"it must be (num_tokens, {', '.join(map(str, pool.shape[2:]))})"
+        raise ValueError(f"values.shape={values.shape}; {rule}. Reshape it.")
+    first, block_size = whole("first_token", first_token, low=0), pool.shape[1]
+    table, _ = _used(xp, block_table, first + len(values), pool.shape, first // block_size)
+    _distinct(xp, "block_table", table, pool.shape[0])
+    _check_places(_arrays(pool)[0], values)
+    if is_quantized:
+        values = quantize(
+            values, bits=pool.bits, symmetric=pool.zero is None, granularity="token",
+            group_size=pool.group_size, axis=pool.axis - 1, token_axis=0, zero=pool.zero or "point",
+            scale_dtype=pool.scale_dtype.name,
+        )  # fmt: skip
+        if pool.zero and values.zero_point.dtype != pool.zero_point.dtype:
+            widest = int(abs(values.zero_point).max())
+            rule = f"the pool's are {pool.zero_point.dtype}"
+            raise ValueError(f"zero_point={widest}; {rule}. Use zero='minimum'.")
+    slots = xp.arange(first, first + values.shape[0])
+    where = table[slots // block_size - first // block_size], slots % block_size
+    for stored, new in zip(_arrays(pool), _arrays(values), strict=True):
+        stored[where] = new
+
+
+def copy_blocks(pool, sources, targets):
+    """Copy whole blocks inside a pool, in place: what copy-on-write does.
+
+    Parameters
+    ----------
+    pool : numpy.ndarray, cupy.ndarray or QuantizedTensor, (num_blocks, block_size, ...)
+        Keys or values of every block.
+    sources, targets : array_like of int, (n,)
+        Block ids. No block is a target twice, or both source and target: then the order in which
+        blocks are copied would matter.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an id names no block or the ids break the rule above; nothing was copied then.
+
+    Examples
+    --------
+    >>> pool = np.arange(8).reshape(4, 2)
+    >>> copy_blocks(pool, [0, 0], [2, 3])
+    >>> pool.tolist()
+    [[0, 1], [2, 3], [0, 1], [0, 1]]
+    """
+    _check_pool("pool", pool, quantized=isinstance(pool, QuantizedTensor))
+    xp = array_module(*_arrays(pool), sources, targets)
+    sources, targets = (
+        _ids(xp, name, ids, pool.shape[0])
+        for name, ids in (("sources", sources), ("targets", targets))
+    )
+    if len(sources) != len(targets):
+        raise ValueError(
+            f"len(targets)={len(targets)}; {len(sources)} sources need as many. Pass pairs."
+        )
+    is_target = _distinct(xp, "targets", targets, pool.shape[0])
+    if is_target[sources].any():
+        both = int(sources[is_target[sources]][0])
+        raise ValueError(f"sources={both}; this block is a target too. Copy in two calls.")
+    for array in _arrays(pool):
+        array[targets] = array[sources]
+
+
+def _arrays(pool):
+    """Return what a pool stores."""
+    if isinstance(pool, QuantizedTensor):
+        return [a for a in (pool.data, pool.scale, pool.zero_point) if a is not None]
+    return [pool]
+
+
+def _select(pool, ids):
+    """Return some blocks of a quantized pool, as a quantized tensor of their own."""
+    stored = {name: getattr(pool, name) for name in ("data", "scale", "zero_point")}
+    chosen = {name: a if a is None else a[ids] for name, a in stored.items()}
+    return replace(pool, shape=(len(ids), *pool.shape[1:]), **chosen)
+
+
+def _check_pool(name, pool, quantized=False):
+    """Return a pool that is an array, or quantized block by block."""
+    if isinstance(pool, QuantizedTensor) != quantized:
+        other = "gather_kv" if quantized else "gather_dequantize"
+        rule = f"it must be {'a QuantizedTensor' if quantized else 'an array'}"
+        raise TypeError(f"{name}={type(pool).__name__}; {rule}. Use {other} for this pool.")
+    if not quantized and not isinstance(pool, array_module(pool).ndarray):
+        raise TypeError(f"{name}={type(pool).__name__}; it must be an array. Use np.asarray.")
+    if len(pool.shape) < 2 or 0 in pool.shape[:2]:
+        rule = "it must be (num_blocks, block_size, ...) with 1 or more of both"
+        raise ValueError(f"{name}.shape={pool.shape}; {rule}. Reshape it.")
+    if quantized and (pool.token_axis != 1 or pool.axis < 2):
+        given = f"{name}.token_axis={pool.token_axis}, .axis={pool.axis}"
+        raise ValueError(f"{given}; each block needs its own scales. Quantize with token_axis=1.")
+    return pool
+
+
+def _ids(xp, name, ids, num_blocks):
+    """Return block ids as an array, all of them blocks of the pool."""
+    array = xp.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        given = f"{name}={array.dtype} of shape {array.shape}"
+        raise TypeError(f"{given}; it must be integers (n,). Use .astype(np.int64).")
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= num_blocks:
+            wrong = low if low < 0 else high
+            raise ValueError(f"{name}={wrong}; blocks are 0 to {num_blocks - 1}. Fix the ids.")
+    return array.astype(np.int64, copy=False)
+
+
+def _used(xp, block_table, num_tokens, pool_shape, first_place=0):
+    """Return the entries of a block table that the tokens need, and the tokens."""
+    num_blocks, block_size = pool_shape[:2]
+    num_tokens, length = whole("num_tokens", num_tokens, low=0), len(block_table)
+    if num_tokens > length * block_size:
+        rule = f"{length} blocks of {block_size} hold {length * block_size} tokens"
+        raise ValueError(f"num_tokens={num_tokens}; {rule}. Pass the whole table.")
+    used = block_table[first_place : -(-num_tokens // block_size)]
+    return _ids(xp, "block_table", used, num_blocks), num_tokens
+
+
+def _distinct(xp, name, ids, num_blocks):
+    """Return a mask of the blocks that were named, each once."""
+    count = xp.bincount(ids, minlength=num_blocks)
+    if count.max() > 1:
+        raise ValueError(f"{name}={int(count.argmax())}; this block is there twice. Name it once.")
+    return count.astype(bool)
+
+
+def _check_places(pool_array, other):
+    """Refuse arrays on different devices, or in each other's memory."""
+    places = [getattr(a, "device", "cpu") for a in (pool_array, other)]
+    if places[0] != places[1]:
+        raise ValueError(f"device={places[1]}; the pool is on {places[0]}. Use one device.")
+    if np.may_share_memory(pool_array, other):
+        raise ValueError(
+            "out=memory of the pool; a pool is not changed by reading it. Pass another."
+        )
