@@ -11,6 +11,7 @@ written one by one too, as serving engines do; ``granularity="channel"`` keeps o
 tokens of a channel in a block (or in `group_size` of them), and is written once a block is full.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from kvlib._validate import whole
 from kvlib.backend import array_module
 from kvlib.quantization import _FLOATS, QuantizedTensor, _check_out, dequantize, quantize
 
-_CHUNK_BYTES = 512 * 1024  # of values read back at a time: they stay in a CPU core's cache
+_CHUNK_BYTES = 1024 * 1024  # of values read back at a time: they stay in a CPU core's cache
 
 
 def gather_kv(pool_array, block_table, num_tokens, out=None):
@@ -115,14 +116,19 @@ def gather_dequantize(pool, block_table, num_tokens, out=None):
     _check_out(out, shape, _FLOATS)
     out = xp.empty(shape, np.float32) if out is None else out
     _check_places(pool.data, out)
-    block_size = pool.shape[1]
-    step = max(1, _CHUNK_BYTES // (4 * block_size * max(1, np.prod(shape[1:], dtype=int))))
-    room = xp.empty((min(step, len(table)), *pool.shape[1:]), out.dtype)
-    for start in range(0, len(table), step):
-        blocks = _select(pool, table[start : start + step])
-        values = dequantize(blocks, out=room[: blocks.shape[0]]).reshape(-1, *shape[1:])
-        target = out[start * block_size : (start + step) * block_size]
-        target[...] = values[: len(target)]
+    num_full, rest = divmod(num_tokens, pool.shape[1])
+    full = out[: num_tokens - rest].reshape(num_full, *pool.shape[1:])
+    step = (
+        max(1, _CHUNK_BYTES // (4 * max(1, math.prod(pool.shape[1:]))))
+        if xp is np
+        else max(1, num_full)
+    )
+    for start in range(0, num_full, step):
+        part = slice(start, start + step)
+        dequantize(_select(pool, table[:num_full][part]), out=full[part])
+    if rest:
+        last = xp.empty((1, *pool.shape[1:]), out.dtype)
+        out[num_tokens - rest :] = dequantize(_select(pool, table[num_full:]), out=last)[0, :rest]
     return out
 
 

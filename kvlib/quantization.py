@@ -199,7 +199,9 @@ class QuantizedTensor:
     def _restore(self, flat):
         """Undo `_flatten`, though the token and channel axes may have become shorter."""
         moved = [self.shape[i] for i in self._order[: -self._kept]]
-        return flat.reshape(*moved, *flat.shape[-self._kept :]).transpose(np.argsort(self._order).tolist())
+        return flat.reshape(*moved, *flat.shape[-self._kept :]).transpose(
+            np.argsort(self._order).tolist()
+        )
 
     def _runs(self, *arrays):
         """Yield [batch, ., .] arrays as [rows, .]: at once, unless groups end inside an entry."""
