@@ -1,6 +1,7 @@
 """How many bytes the KV cache holds, and how much of it fits."""
 
 import bisect
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -493,6 +494,7 @@ def _rates(shape, dtype, tensor_parallel):
     return [_rate(group, k_layout, v_layout, tensor_parallel) for group in shape.layer_groups]
 
 
+@functools.lru_cache(maxsize=256, typed=True)  # typed, or True would pass for a checked 1
 def _rate(group, k_layout, v_layout, tensor_parallel):
     heads = kv_heads_per_rank(group.num_kv_heads, tensor_parallel)
     bits = Fraction(0)

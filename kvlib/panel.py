@@ -16,6 +16,8 @@ from kvlib.models import ModelShape, load_models
 
 # A drag is over when nothing moved for this long: then sharpen the picture, announce the sentence.
 _IDLE_SECONDS = 0.25
+# The browser first paints the picture; words and boxes that arrive meanwhile would hold it up.
+_PAINT_SECONDS = 0.03
 # JupyterLab answers widgets from more than one thread of the kernel; matplotlib bears only one.
 _ONE_AT_A_TIME = threading.RLock()
 _READABLE = "line-height:1.45;min-height:5.8em"  # four lines: the page must not jump
@@ -258,7 +260,7 @@ class Panel(widgets.VBox):
         self.picture, self._compute, self._guess = picture, compute, guess
         self.controls = controls | assumptions
         self._presets = presets or {}
-        self._is_held, self._timer = False, None
+        self._is_held, self._sharpening, self._saying = False, None, None
         self._picks, self._is_veiled = [], guess is not None
         self._words = widgets.HTML()
         self._announced = widgets.HTML()
@@ -286,7 +288,7 @@ class Panel(widgets.VBox):
             control.observe(lambda change, name=name: self._changed(name, change.new), "value")
             if isinstance(control, Job):
                 control.inputs = lambda: self.values
-        self._show(scale=2)
+        self._show()
         picture.png(scale=1)  # keeps the background that a drag needs
 
     @property
@@ -312,7 +314,7 @@ class Panel(widgets.VBox):
             with self._hold():
                 for name, value in values.items():
                     self.controls[name].value = value
-            self._show(scale=2)
+            self._show()
 
     def reset(self):
         """Return every control to its first value."""
@@ -330,7 +332,7 @@ class Panel(widgets.VBox):
         self._question.layout.display = "none"
         for control in self.controls.values():
             control.disabled = False
-        self._show(scale=2)
+        self._show()
 
     @contextmanager
     def _hold(self):
@@ -354,14 +356,25 @@ class Panel(widgets.VBox):
             for choice, options in self._presets.items():
                 if any(name in preset for preset in options.values()):
                     self.controls[choice].value = "custom"
-        self._show(scale=1)
-        self._sharpen_when_idle()
+        self._draw(scale=1)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # not in a kernel: nobody looks
+            self._say()
+            return
+        self._saying = self._saying or loop.call_later(_PAINT_SECONDS, self._say)
+        if self._sharpening:
+            self._sharpening.cancel()
+        self._sharpening = loop.call_later(_IDLE_SECONDS, self._show)
 
-    def _show(self, scale):
+    def _show(self):
         with _ONE_AT_A_TIME:
-            self._draw(scale)
-            for control in self.controls.values():  # last: the eye is on the picture
-                control.show()
+            self._draw(scale=2)
+            self._say()
+            if not self._is_veiled:
+                self._announced.value = (
+                    f'<div role="status" style="{_HIDDEN}">{_as_html(self.sentence)}</div>'
+                )
 
     def _draw(self, scale):
         cover = None
@@ -372,24 +385,16 @@ class Panel(widgets.VBox):
         else:
             self.sentence = self.picture.update(**numbers)
         if self._is_veiled:
-            self._image.value = self.picture.png(scale, cover=self._guess.question)
-            self._words.value = ""
-            return
+            cover = self._guess.question
         self._image.value = self.picture.png(scale, cover=cover)
-        self._words.value = f'<div style="{_READABLE}">{_as_html(self.sentence)}</div>'
-        if scale == 2:
-            self._announced.value = (
-                f'<div role="status" style="{_HIDDEN}">{_as_html(self.sentence)}</div>'
-            )
 
-    def _sharpen_when_idle(self):
-        if self._timer:
-            self._timer.cancel()
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # not in a kernel: nobody looks
-            return
-        self._timer = loop.call_later(_IDLE_SECONDS, self._show, 2)
+    def _say(self):
+        with _ONE_AT_A_TIME:
+            self._saying = None
+            if not self._is_veiled:
+                self._words.value = f'<div style="{_READABLE}">{_as_html(self.sentence)}</div>'
+            for control in self.controls.values():
+                control.show()
 
     @staticmethod
     def _fold(box):

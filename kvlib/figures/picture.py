@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from kvlib.figures import style
 
@@ -32,12 +32,15 @@ class Picture:
         Fixed extent of the picture on the page [CSS pixels].
     cover_at : tuple of float
         Where a question or a problem is written over the bare axes, as fractions of the figure.
+    colours : tuple of str
+        Colours that are not in `style`, such as a colour map's: at most 63.
     guess : tuple of str
         What the reader guessed before the truth was shown; pictures may draw it.
     """
 
     width, height = 720, 440
     cover_at = 0.5, 0.5
+    colours = ()
 
     def __init__(self):
         self.guess = ()
@@ -156,7 +159,7 @@ class Picture:
         file = io.BytesIO()
         image = self._image(scale, cover)
         if scale == 1:  # while dragging, half the time for colours that differ on edges only
-            image = image.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+            image = image.quantize(palette=_palette(self.colours), dither=Image.Dither.NONE)
         image.save(file, "png", compress_level=1)
         return file.getvalue()
 
@@ -203,6 +206,21 @@ class Picture:
             if text.get_visible() and text.get_text():
                 _write(image, text, _DPI * scale)
         return image
+
+
+@functools.cache
+def _palette(colours):
+    """Hold every colour by meaning with fifteen lighter shades, and a picture's own."""
+    shades = [
+        [round(255 + (channel - 255) * step / 16) for channel in ImageColor.getrgb(colour)]
+        for colour in style.COLOURS
+        for step in range(1, 17)
+    ]
+    shades = [shade for shade in shades if min(shade) < 244]  # white stays white
+    own = [ImageColor.getrgb(colour) for colour in colours]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for colour in ([255] * 3, *shades, *own) for channel in colour])
+    return palette
 
 
 @functools.cache

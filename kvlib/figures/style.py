@@ -7,6 +7,7 @@ WEIGHTS, CACHE, OTHER, LIMIT = "#7F7F7F", "#0072B2", "#E69F00", "#D55E00"
 INK, SOFT, GRID, PAPER = "#222222", "#6E6E6E", "#E6E6E6", "#FFFFFF"
 # Sequences, tenants and policies: always with a letter, shared blocks neutral.
 OWNERS, SHARED = ("#7B4EA3", "#009E73", "#CC5A8A", "#8C6D1F"), "#CFCFCF"
+COLOURS = (WEIGHTS, CACHE, OTHER, LIMIT, INK, SOFT, GRID, *OWNERS, SHARED)
 
 STYLE = {
     "font.family": "DejaVu Sans",
