@@ -94,3 +94,35 @@ def device_name():
     """
     usable, reason = gpu_status()
     return reason if usable else f"CPU (NumPy {np.__version__})"
+
+
+def default_module():
+    """Return CuPy if a GPU is usable, else NumPy [module].
+
+    Returns
+    -------
+    module
+        ``cupy`` or ``numpy``.
+
+    Examples
+    --------
+    >>> default_module().__name__ in ("numpy", "cupy")
+    True
+    """
+    if gpu_status()[0]:
+        import cupy
+
+        return cupy
+    return np
+
+
+def wait(xp):
+    """Wait until the GPU has done what was asked of it; NumPy is done at once.
+
+    Parameters
+    ----------
+    xp : module
+        ``cupy`` or ``numpy``.
+    """
+    if xp is not np:
+        xp.cuda.Device().synchronize()

@@ -4,8 +4,11 @@ import html
 import os
 import random
 
+import numpy as np
+
 from kvlib._data import read_json
-from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences
+from kvlib.gather import gather_bytes, gather_kv
+from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequence_kv_bytes
 from kvlib.models import LayerGroup, ModelShape
 
 
@@ -167,6 +170,85 @@ def check_chats_that_fit(answer):
         return rng.randint(1, 80) * 2**30, shape, rng.choice([256, 1024, 8192, 131_072])
 
     return _check(answer, _make_case, max_sequences)
+
+
+def check_slot_of(answer):
+    """Check exercise 6.1: where a token stands in a paged pool.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``slot_of(t, block_table, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        table, block_size = rng.sample(range(99), rng.randint(1, 6)), rng.choice([1, 8, 16, 128])
+        return rng.randrange(len(table) * block_size), table, block_size
+
+    def _expected(t, block_table, block_size):
+        pool = np.arange(99 * block_size).reshape(99, block_size)
+        return divmod(int(gather_kv(pool, block_table, t + 1)[-1]), block_size)
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_fused_gain(answer):
+    """Check exercise 6.2: bytes of two steps over bytes of one fused read.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``fused_gain(stored_bits)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _expected(stored_bits):
+        two_steps, fused = (
+            gather_bytes(path, int(stored_bits * 4), 64)
+            for path in ("gather, then dequantize", "gather and dequantize fused")
+        )
+        return two_steps / fused
+
+    return _check(answer, lambda rng: (rng.choice([2, 2.5, 4, 4.5, 6, 8, 8.25, 8.5]),), _expected)
+
+
+def check_outweighs_from(answer):
+    """Check exercise 6.3: the batch from which caches outweigh the weights.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``outweighs_from(weight_bytes, shape, num_tokens)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        shape = ModelShape(num_layers=rng.randint(8, 80), num_kv_heads=8, head_dim=128)
+        num_tokens = rng.choice([1024, 8192, 32_768])
+        whole_batches = rng.randint(1, 90) * sequence_kv_bytes(shape, num_tokens)
+        return whole_batches + rng.choice([-1, 0, 1]), shape, num_tokens
+
+    def _expected(weight_bytes, shape, num_tokens):
+        return next(
+            batch
+            for batch in range(1, 99)
+            if batch * sequence_kv_bytes(shape, num_tokens) >= weight_bytes
+        )
+
+    return _check(answer, _make_case, _expected)
 
 
 def _check(answer, make_case, expected):

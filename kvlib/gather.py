@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvlib._validate import whole
+from kvlib._validate import one_of, real, whole
 from kvlib.backend import array_module
 from kvlib.quantization import _FLOATS, QuantizedTensor, _check_out, dequantize, quantize
 
@@ -232,6 +232,94 @@ def copy_blocks(pool, sources, targets):
         raise ValueError(f"sources={both}; this block is a target too. Copy in two calls.")
     for array in _arrays(pool):
         array[targets] = array[sources]
+
+
+# How often the stored bytes move, and the plain ones, before attention reads.
+_MOVES = {
+    "gather": (2, 0),
+    "gather, then dequantize": (3, 1),
+    "gather and dequantize fused": (1, 1),
+    "inside attention": (0, 0),
+}
+
+
+def gather_bytes(path, stored_bytes, plain_bytes):
+    """Count what a way of reading a paged cache moves before attention can start [bytes].
+
+    Parameters
+    ----------
+    path : str
+        ``'gather'``: copy as stored. ``'gather, then dequantize'``: copy, read the copy, write
+        plain values. ``'gather and dequantize fused'``: read once, write plain values.
+        ``'inside attention'``: nothing, the attention kernel follows the block table itself.
+    stored_bytes : int
+        What the pool holds of these tokens, scales included [bytes].
+    plain_bytes : int
+        The same values at the width attention computes with [bytes].
+
+    Returns
+    -------
+    int
+        Bytes read and written. Attention's own read of what is left to read comes on top.
+
+    Raises
+    ------
+    TypeError
+        If a number is not an integer.
+    ValueError
+        If the path is unknown or a number is negative.
+
+    Notes
+    -----
+    .. math:: b = r \\, b_{stored} + w \\, b_{plain}
+
+    Examples
+    --------
+    >>> gather_bytes("gather, then dequantize", 1, 2)
+    5
+    >>> gather_bytes("gather and dequantize fused", 1, 2)
+    3
+    """
+    times_stored, times_plain = _MOVES[one_of("path", path, _MOVES)]
+    stored = whole("stored_bytes", stored_bytes, low=0)
+    return times_stored * stored + times_plain * whole("plain_bytes", plain_bytes, low=0)
+
+
+def decode_seconds_per_token(weight_bytes, cache_bytes, bytes_per_second):
+    """Bound the time of one decode step from below by what it must read [s].
+
+    Parameters
+    ----------
+    weight_bytes : int
+        Weights read once for the whole batch [bytes].
+    cache_bytes : int
+        Caches of all sequences of the batch [bytes].
+    bytes_per_second : int or float
+        Memory bandwidth [bytes/s], decimal.
+
+    Returns
+    -------
+    float
+        Seconds of a step, which gives every sequence of the batch one token.
+
+    Raises
+    ------
+    TypeError
+        If a number of bytes is not an integer.
+    ValueError
+        If a number of bytes is negative or the bandwidth is not above 0.
+
+    Notes
+    -----
+    .. math:: t = (W + \\sum_i M(T_i)) / \\beta
+
+    Examples
+    --------
+    >>> decode_seconds_per_token(15 * 10**9, 5 * 10**9, 4 * 10**12)
+    0.005
+    """
+    total = whole("weight_bytes", weight_bytes, low=0) + whole("cache_bytes", cache_bytes, low=0)
+    return total / real("bytes_per_second", bytes_per_second, above=0)
 
 
 def _arrays(pool):

@@ -19,6 +19,18 @@ EXERCISES = {
         lambda budget, shape, tokens: budget // memory.sequence_kv_bytes(shape, tokens),
         lambda budget, shape, tokens: memory.max_cached_tokens(budget, shape) // tokens,
     ),
+    checks.check_slot_of: (
+        lambda t, table, block_size: (table[t // block_size], t % block_size),
+        lambda t, table, block_size: (t // block_size, t % block_size),
+    ),
+    checks.check_fused_gain: (
+        lambda bits: (3 * bits + 16) / (bits + 16),
+        lambda bits: (2 * bits + 16) / (bits + 16),
+    ),
+    checks.check_outweighs_from: (
+        lambda weights, shape, tokens: -(-weights // memory.sequence_kv_bytes(shape, tokens)),
+        lambda weights, shape, tokens: weights // memory.sequence_kv_bytes(shape, tokens),
+    ),
 }
 
 

@@ -1,6 +1,15 @@
 """The pictures of the chapters; `kvlib.panel.Panel` shows them."""
 
+from kvlib.figures.gather import DecodeStep, PageScatter, ReadPaths
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
 
-__all__ = ["FactorTiles", "MemoryCurve", "ModelCurves", "Picture"]
+__all__ = [
+    "DecodeStep",
+    "FactorTiles",
+    "MemoryCurve",
+    "ModelCurves",
+    "PageScatter",
+    "Picture",
+    "ReadPaths",
+]
