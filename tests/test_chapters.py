@@ -20,21 +20,8 @@ def source(request):
 
 
 @pytest.fixture(scope="module")
-def panels(source):
-    """Run a chapter's code in this process and collect its panels."""
-    found, build = [], panel.Panel.__init__
-
-    def record(self, *arguments, **keywords):
-        build(self, *arguments, **keywords)
-        found.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(panel.Panel, "__init__", record)
-        patch.chdir(NOTEBOOKS)
-        names = {}
-        for cell in jupytext.read(source).cells:
-            if cell.cell_type == "code":
-                exec(compile(cell.source, source.name, "exec"), names)
+def panels(source, run_chapter):
+    found = run_chapter(source.stem)["panels"]
     assert found, "a chapter has at least one panel"
     return found
 

@@ -129,7 +129,7 @@ class ReadPaths(Picture):
         beside = axes.get_yaxis_transform()
         for x, words, colour in (
             (0, "moved by the gather", style.OTHER),
-            (0.42, "read by attention", style.CACHE),
+            (0.46, "read by attention", style.CACHE),
         ):
             axes.text(x, -0.75, words, color=colour, weight="bold", transform=beside)
         self._heads = self.label(1.04, -0.72, axes=axes, transform=beside, color=style.SOFT)
