@@ -5,6 +5,7 @@ import os
 import random
 
 from kvlib._data import read_json
+from kvlib.blocks import appended_blocks, tail_waste
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences
 from kvlib.models import LayerGroup, ModelShape
 
@@ -167,6 +168,71 @@ def check_chats_that_fit(answer):
         return rng.randint(1, 80) * 2**30, shape, rng.choice([256, 1024, 8192, 131_072])
 
     return _check(answer, _make_case, max_sequences)
+
+
+def check_blocks_to_grow(answer):
+    """Check exercise 3.1: blocks that a sequence of known length takes when it grows.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_to_grow(num_tokens, num_new_tokens, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _expected(num_tokens, num_new_tokens, block_size):
+        return appended_blocks(num_new_tokens, tail_waste(num_tokens, block_size), block_size)
+
+    return _check(
+        answer, lambda rng: (rng.randint(0, 99), rng.randint(1, 99), rng.randint(1, 20)), _expected
+    )
+
+
+def check_blocks_freed(answer):
+    """Check exercise 3.2: blocks that become free when their sequence leaves.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_freed(ref_counts)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        return (sorted(rng.choices([1, 1, 2, 3], k=rng.randint(1, 9)), reverse=True),)
+
+    return _check(answer, _make_case, lambda ref_counts: ref_counts.count(1))
+
+
+def check_blocks_to_hold_back(answer):
+    """Check exercise 3.3: free blocks that let every sequence decode on, whatever its tail.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_to_hold_back(num_sequences, num_steps, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _expected(num_sequences, num_steps, block_size):
+        full_tail = 0
+        return num_sequences * appended_blocks(num_steps, full_tail, block_size)
+
+    return _check(
+        answer, lambda rng: (rng.randint(1, 64), rng.randint(1, 99), rng.randint(1, 32)), _expected
+    )
 
 
 def _check(answer, make_case, expected):

@@ -19,6 +19,18 @@ EXERCISES = {
         lambda budget, shape, tokens: budget // memory.sequence_kv_bytes(shape, tokens),
         lambda budget, shape, tokens: memory.max_cached_tokens(budget, shape) // tokens,
     ),
+    checks.check_blocks_to_grow: (
+        lambda tokens, more, block: -(-(tokens + more) // block) - -(-tokens // block),
+        lambda tokens, more, block: -(-more // block),
+    ),
+    checks.check_blocks_freed: (
+        lambda ref_counts: ref_counts.count(1),
+        lambda ref_counts: len(ref_counts),
+    ),
+    checks.check_blocks_to_hold_back: (
+        lambda sequences, steps, block: sequences * -(-steps // block),
+        lambda sequences, steps, block: -(-sequences * steps // block),
+    ),
 }
 
 

@@ -2,5 +2,14 @@
 
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
+from kvlib.figures.pool import BlockPool, ForkSaving, PromptBar
 
-__all__ = ["FactorTiles", "MemoryCurve", "ModelCurves", "Picture"]
+__all__ = [
+    "BlockPool",
+    "FactorTiles",
+    "ForkSaving",
+    "MemoryCurve",
+    "ModelCurves",
+    "Picture",
+    "PromptBar",
+]
