@@ -61,6 +61,8 @@ class Frame(NamedTuple):
         Block-table entries that the step went over: those copied by a fork or walked by a release.
     taken, freed : tuple of int
         Blocks that the step took from the free list, and gave back.
+    written : tuple of int
+        Blocks that the step wrote tokens into.
     copied : tuple of int
         The shared block that was copied and the copy, or nothing.
     refused : str
@@ -78,6 +80,7 @@ class Frame(NamedTuple):
     walked: int = 0
     taken: tuple = ()
     freed: tuple = ()
+    written: tuple = ()
     copied: tuple = ()
     refused: str = ""
 
@@ -236,12 +239,12 @@ def _compare(before, after):
     """Add to a frame what its step did."""
     seq_id = after.step.seq_id
     old, new = before.tables.get(seq_id, ()), after.tables.get(seq_id, ())
-    pairs = zip(before.ref_counts, after.ref_counts, strict=True)
-    freed = tuple(k for k, (was, now) in enumerate(pairs) if was and not now)
+    blocks = range(len(after.filled))
     copied = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
     return after._replace(
         taken=tuple(block for block in new if block not in old),
-        freed=freed,
+        freed=tuple(k for k in blocks if before.ref_counts[k] and not after.ref_counts[k]),
+        written=tuple(k for k in blocks if after.filled[k] > before.filled[k]),
         walked=len(old) if after.step.method in ("fork", "release") else 0,
         copied=copied[0] if copied else (),
     )

@@ -27,6 +27,8 @@ class BlockPool(Picture):
         axes = self.figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set(xlim=(0, self.width), ylim=(self.height, 0))
+        axes.text(16, 66, "block pool", va="center")
+        axes.text(400, 66, "block tables, in token order", va="center")
         self._boxes = self.moving(axes.add_collection(PathCollection([])))
         self._rectangles, self._words = {}, []
 
@@ -40,10 +42,9 @@ class BlockPool(Picture):
         looks = {k: (colours[o[0]] if len(o) == 1 else style.SHARED) for k, o in owners.items()}
         num_blocks, num_free = len(frame.filled), len(frame.free_list)
         shown = range(first_block, min(num_blocks, first_block + 8 * self.max_rows))
-        part = f" ({shown[0]} to {shown[-1]} are drawn)" if len(shown) < num_blocks else ""
-        self._say(16, 66, f"block pool: {num_blocks:,} blocks{part}, {num_free:,} free")
+        part = f"{shown[0]} to {shown[-1]} of " if len(shown) < num_blocks else ""
+        self._say(356, 66, f"{part}{num_blocks:,} blocks, {num_free:,} free", anchor="rm")
         self._draw_pool(shown, owners, looks, frame, block_size)
-        self._say(400, 66, "block tables, in token order")
         pitch = 82 if len(colours) <= 4 else 43
         for row, (name, colour) in enumerate(colours.items()):
             head = f"{name}   {frame.num_tokens[name]:,} tokens"
@@ -86,7 +87,7 @@ class BlockPool(Picture):
                 who = who if len(who) < 5 else f"{who[:3]}…"
                 middle = (tall - level) / 2 if is_low else tall - level / 2
                 self._say(x + 18, y + middle, who, 9, ink, "bold", "mm")
-            is_touched = block in frame.taken + frame.copied
+            is_touched = block in frame.written
             edge = style.INK if is_touched else style.SOFT if look else _EDGE
             face = "none" if look else _FREE
             self._box(x, y, 36, tall, face, edge, 2.2 if is_touched else 1.0)
@@ -106,7 +107,7 @@ class BlockPool(Picture):
             if block is None:
                 self._say(x + 17, y + 11, f"+{len(left_out):,}", 8, style.SOFT, anchor="mm")
                 continue
-            look, is_touched = looks[block], block in frame.taken + frame.copied
+            look, is_touched = looks[block], block in frame.written
             thin = style.SOFT if look == style.SHARED else look
             self._box(x, y, (pitch - 4) * frame.filled[block] / block_size, 22, look + "66")
             edge, line = (style.INK, 2.2) if is_touched else (thin, 1.4)

@@ -56,8 +56,8 @@ def tell_growth(frame, before, block_size):
     tokens, tail = frame.step.argument, frame.tail_free_slots
     new = count(blocks.appended_blocks(tokens, tail, block_size), "block")
     copy = f", and a copy of the shared block {frame.copied[0]}" if frame.copied else ""
-    words = f"the tail of {frame.step.seq_id} has {count(tail, 'free slot')}, so ⌈max(0, {tokens:,} − {tail}) / {block_size}⌉ = {new}"
-    title = f"{count(tokens, 'more token')} of {frame.step.seq_id}: {new}, for the tail has {count(tail, 'free slot')}"
+    words = f"the tail of {frame.step.seq_id} had {count(tail, 'free slot')}, so ⌈max(0, {tokens:,} − {tail}) / {block_size}⌉ = {new}"
+    title = f"{count(tokens, 'more token')} of {frame.step.seq_id}: {new}, since the tail had {count(tail, 'free slot')}"
     title = f"A write to the shared tail copies block {frame.copied[0]} to {frame.copied[1]}" if copy else title
     return words + copy, panel.as_python(blocks.appended_blocks, tokens, tail, block_size), title
 
@@ -96,7 +96,7 @@ def play_to(step, script, block_size, num_blocks, **_):
     words, call, title = (tell_nothing if is_idle else tell[frame.step.method])(frame, before, block_size)
     refusal = f". It {frame.refused}: refused, and nothing changed" if frame.refused and not is_idle else ""
     used, where = num_blocks - len(frame.free_list), f"Step {step} of {len(texts)}" if step == now else f"Step {step}: the scenario ended at {now}"
-    sentence = f"{where}: {words}{refusal}. {used} of {num_blocks} blocks are in use, {frame.fragmentation:.1%} of their slots are empty. `{call}`"
+    sentence = f"{where}: {words}{refusal}. {used} of {num_blocks} blocks are in use, {100 * frame.fragmentation:.1f} % of their slots are empty. `{call}`"
     strip = " ".join(texts[max(0, now - 8) : max(0, now - 1)]), texts[now - 1] if now else "start", " ".join(texts[now : now + 7])
     return {"title": "Refused: too few blocks, and nothing changed" if refusal else title, "sentence": sentence, "frame": frame,
             "block_size": block_size, "steps": strip, "note": frame.refused, "answer": "62"}
@@ -113,10 +113,10 @@ panel.Panel(
     ),
     presets=presets,
     assumptions={"num_blocks": panel.Slider("pool [blocks]", first_pool, range(4, 65))},
-    step=panel.Slider("step", 11, range(64)),
-    block_size=panel.Slider("block size", 16, [1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64]),
     scenario=panel.Choice("scenario", "two requests and a fork", ["custom", *scenarios]),
+    step=panel.Slider("step", 11, range(64)),
     script=panel.Text("script", first_script),
+    block_size=panel.Slider("block size", 16, [1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64]),
 )
 
 # %% [markdown]
