@@ -183,7 +183,7 @@ def play(script, num_blocks, block_size):
             getattr(manager, step.method)(step.seq_id, *arguments)
         except OutOfBlocks as error:
             not_started |= {new_id} if new_id else set()
-            refused = f"needs {error.needed} blocks, only {error.free} free"
+            refused = f"{error.needed} needed, {error.free} free"
             frames.append(snapshot(manager, step, tail_free_slots=tail, refused=refused))
             continue
         not_started.discard(step.seq_id if new_id is None else new_id)

@@ -84,7 +84,7 @@ class BlockPool(Picture):
                 who = "".join(owners[block])
                 is_low = tall - level >= 12  # the letters fit above the fill
                 ink = style.INK if len(who) > 1 else look if is_low else style.PAPER
-                who = who if len(who) < 5 else f"{who[:3]}…"
+                who = who if len(who) < 4 else f"{who[0]}…{who[-1]}"
                 middle = (tall - level) / 2 if is_low else tall - level / 2
                 self._say(x + 18, y + middle, who, 9, ink, "bold", "mm")
             is_touched = block in frame.written
@@ -137,17 +137,16 @@ class BlockPool(Picture):
 class ForkSaving(BlockPool):
     """A fork in the block pool, and the blocks it saves as its branches write."""
 
-    height = 510
-    max_rows = 4
+    height, max_rows = 510, 4
+    cover_at = 0.5, 0.68
 
     def build(self):
         super().build()
-        axes = self._curve = self.figure.add_axes((0.075, 0.155, 0.42, 0.25))
+        axes = self._curve = self.figure.add_axes((0.075, 0.195, 0.42, 0.25))
         axes.set(xlim=(-0.4, 8.5), ylim=(-7.8, 7.8), yticks=(-6, -3, 0, 3, 6))
         axes.set_xlabel("branches that have written")
-        axes.set_title("blocks saved, above or below the formula", loc="left", fontsize=9)
         axes.axhline(0, color=style.LIMIT, lw=1.2)
-        self._formula = self.label(8.5, 0.5, axes=axes, color=style.LIMIT, ha="right", va="bottom")
+        self._formula = self.label(-0.4, 8.6, axes=axes, color=style.LIMIT, va="bottom")
         self._dots = self.moving(axes.plot([], [], "o", color=style.SOFT, ms=4)[0])
         self._here = self.moving(axes.plot([], [], "o", color=style.CACHE, ms=8)[0])
         self._saved = [self.label(0, 0, axes=axes, ha="center", va="bottom") for _ in range(9)]
@@ -157,9 +156,10 @@ class ForkSaving(BlockPool):
         beyond = [blocks - formula for blocks in saved]
         self._dots.set_data(range(len(saved)), beyond)
         self._here.set_data([num_written], [beyond[num_written]])
-        self._formula.set_text(f"formula: {formula:,g}")
+        self._formula.set_text(f"blocks saved, above or below the formula's {formula:,g}")
         for place, text in enumerate(self._saved):
-            text.set_visible(place < len(saved))
+            has_room = saved[0] < 1000 or place in (0, num_written, len(saved) - 1)
+            text.set_visible(place < len(saved) and has_room)
             if place < len(saved):
                 text.set(position=(place, beyond[place] + 1), text=f"{saved[place]:,}")
                 text.set_weight("bold" if place == num_written else "normal")
@@ -176,23 +176,22 @@ class PromptBar(Picture):
         axes.set_axis_off()
         self._parts = self.moving(axes.add_collection(PolyCollection([], linewidth=0)))
         self._cuts = self.moving(axes.vlines([], 0, 1, color=style.PAPER, lw=1.4))
-        self._ends = [self.label(0, 1.1, axes=axes, ha="right") for _ in range(2)]
-        self._key = []
-        for place, colour in enumerate((style.CACHE, style.LIMIT, style.WEIGHTS)):
-            self._key.append(self.label(0.04 + 0.32 * place, 0.1, color=colour, weight="bold"))
+        self._shared = self.label(0, 1.1, axes=axes, ha="center")
+        self._end = self.label(1, 1.1, axes=axes, ha="right")
+        places = (0.04, style.CACHE), (0.28, style.LIMIT), (0.75, style.SOFT)
+        self._key = [self.label(x, 0.1, color=colour, weight="bold") for x, colour in places]
 
     def draw(self, reused, prefix_tokens, prompt_tokens, block_size):
         ends = [0, reused, prefix_tokens, prompt_tokens]
         spans = [(a / prompt_tokens, b / prompt_tokens) for a, b in pairwise(ends)]
         verts = [((a, 0), (b, 0), (b, 1), (a, 1)) for a, b in spans]
-        colours = (style.CACHE, style.LIMIT, "#D5D5D5")
-        self._parts.set(verts=verts, facecolor=colours)
+        self._parts.set(verts=verts, facecolor=(style.CACHE, style.LIMIT, _EDGE))
         fractions = [k / prompt_tokens for k in range(block_size, prompt_tokens, block_size)]
         is_fine = len(fractions) > 200  # thinner than a pixel: draw none
         self._cuts.set_segments([] if is_fine else [((x, 0), (x, 1)) for x in fractions])
         words = "reused", "seen, but computed again", "new"
         for text, name, (a, b) in zip(self._key, words, pairwise(ends), strict=True):
             text.set_text(f"{name}: {b - a:,} tokens")
-        shown = (spans[1][1], f"shared until {prefix_tokens:,}"), (1.0, f"{prompt_tokens:,}")
-        for text, (x, said) in zip(self._ends, shown, strict=True):
-            text.set(x=x, text=said)
+        x = min(max(spans[1][1], 0.1), 0.78)
+        self._shared.set(x=x, text=f"shared until {prefix_tokens:,}")
+        self._end.set_text(f"{prompt_tokens:,}")

@@ -94,12 +94,12 @@ def play_to(step, script, block_size, num_blocks, **_):
     frame, before = frames[now], frames[max(0, now - 1)]
     is_idle = frame.step is None or (frame.refused and "start" in frame.refused)
     words, call, title = (tell_nothing if is_idle else tell[frame.step.method])(frame, before, block_size)
-    refusal = f". It {frame.refused}: refused, and nothing changed" if frame.refused and not is_idle else ""
+    refusal = f". Blocks: {frame.refused}; refused, and nothing changed" if frame.refused and not is_idle else ""
     used, where = num_blocks - len(frame.free_list), f"Step {step} of {len(texts)}" if step == now else f"Step {step}: the scenario ended at {now}"
-    sentence = f"{where}: {words}{refusal}. {used} of {num_blocks} blocks are in use, {100 * frame.fragmentation:.1f} % of their slots are empty. `{call}`"
+    sentence = f"{where}: {words}{refusal}. In use: {used} of {num_blocks} blocks, {100 * frame.fragmentation:.1f} % of their slots empty. `{call}`"
     strip = " ".join(texts[max(0, now - 8) : max(0, now - 1)]), texts[now - 1] if now else "start", " ".join(texts[now : now + 7])
     return {"title": "Refused: too few blocks, and nothing changed" if refusal else title, "sentence": sentence, "frame": frame,
-            "block_size": block_size, "steps": strip, "note": frame.refused, "answer": "62"}
+            "block_size": block_size, "steps": strip, "note": f"blocks: {frame.refused}" if refusal else frame.refused, "answer": "62"}
 
 
 # %% jupyter={"source_hidden": true}

@@ -70,7 +70,7 @@ def saving_sentence(num_branches, prefix_tokens, suffix_tokens, num_written, sav
     wrote = f"{num_written} of them wrote {suffix_tokens:,} more" if num_written else "none has written"
     return f"{num_branches} branches share {prefix_tokens:,} tokens and {wrote}. {saved[num_written]:,} blocks are saved, {units.format_bytes(num_bytes[0])} of " \
         f"{model}; the formula says {num_branches - 1} × {prefix_tokens:,} tokens, {formula:,g} blocks, {units.format_bytes(num_bytes[1])}. " \
-        f"Before any write it is {saved[0]:,}, after all {saved[-1]:,}. In use: {in_use:,} blocks instead of {alone:,}."
+        f"Before any write it is {saved[0]:,}, after all {saved[-1]:,}. Blocks in use: {in_use:,} instead of {alone:,}."
 
 
 # %% jupyter={"source_hidden": true}
@@ -92,19 +92,16 @@ def save(num_branches, prefix_tokens, suffix_tokens, block_size, num_written, mo
 
 # %% jupyter={"source_hidden": true}
 # The first panel.
+question = "4 branches share 1,000 tokens, 16 a block. How many blocks does sharing save once all four have written?"
+assumptions = {
+    "suffix_tokens": panel.Slider("own tokens", 1, range(1, 257)),
+    "block_size": panel.Slider("block size", 16, [8, 16, 32, 64, 128, 256]),
+    "model": panel.Choice("model", "llama-3.1-8b", uniform),
+}
+
 panel.Panel(
-    figures.ForkSaving(),
-    save,
-    guess=panel.Guess(
-        "4 branches share 1,000 tokens in blocks of 16: 3 × 1,000 tokens saved, 187.5 blocks. Whole blocks saved once all have written?",
-        ("189", "188", "187", "186"),
-    ),
-    presets={"scenario": uses},
-    assumptions={
-        "suffix_tokens": panel.Slider("own tokens", 1, range(1, 257)),
-        "block_size": panel.Slider("block size", 16, [8, 16, 32, 64, 128, 256]),
-        "model": panel.Choice("model", "llama-3.1-8b", uniform),
-    },
+    figures.ForkSaving(), save, guess=panel.Guess(question, ("189", "188", "187", "186")),
+    presets={"scenario": uses}, assumptions=assumptions,
     prefix_tokens=panel.Slider("prefix [tokens]", 1_000, range(4, 2_049, 4)),
     num_branches=panel.Slider("branches", 4, range(2, 9)),
     num_written=panel.Slider("have written", 1, range(9)),
