@@ -7,9 +7,11 @@ import random
 import numpy as np
 
 from kvlib._data import read_json
+from kvlib.blocks import appended_blocks, blocks_needed, tail_waste
 from kvlib.gather import gather_bytes, gather_kv
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequence_kv_bytes
 from kvlib.models import LayerGroup, ModelShape
+from kvlib.sharing import prefix_saving_blocks, shareable_tokens
 
 
 class Verdict(str):
@@ -247,6 +249,144 @@ def check_outweighs_from(answer):
             for batch in range(1, 99)
             if batch * sequence_kv_bytes(shape, num_tokens) >= weight_bytes
         )
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_blocks_to_grow(answer):
+    """Check exercise 3.1: blocks that a sequence of known length takes when it grows.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_to_grow(num_tokens, num_new_tokens, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _expected(num_tokens, num_new_tokens, block_size):
+        return appended_blocks(num_new_tokens, tail_waste(num_tokens, block_size), block_size)
+
+    return _check(
+        answer, lambda rng: (rng.randint(0, 99), rng.randint(1, 99), rng.randint(1, 20)), _expected
+    )
+
+
+def check_blocks_freed(answer):
+    """Check exercise 3.2: blocks that become free when their sequence leaves.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_freed(ref_counts)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        return (sorted(rng.choices([1, 1, 2, 3], k=rng.randint(1, 9)), reverse=True),)
+
+    return _check(answer, _make_case, lambda ref_counts: ref_counts.count(1))
+
+
+def check_blocks_to_hold_back(answer):
+    """Check exercise 3.3: free blocks that let every sequence decode on, whatever its tail.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_to_hold_back(num_sequences, num_steps, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _expected(num_sequences, num_steps, block_size):
+        full_tail = 0
+        return num_sequences * appended_blocks(num_steps, full_tail, block_size)
+
+    return _check(
+        answer, lambda rng: (rng.randint(1, 64), rng.randint(1, 99), rng.randint(1, 32)), _expected
+    )
+
+
+def check_blocks_saved(answer):
+    """Check exercise 4.1: blocks that a shared prefix saves after some branches wrote.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_saved(num_branches, prefix_tokens, block_size, num_written)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        num_branches = rng.randint(1, 8)
+        prefix = rng.randint(0, 300), rng.choice([1, 4, 16, 32])
+        return num_branches, *prefix, rng.randint(0, num_branches)
+
+    return _check(answer, _make_case, prefix_saving_blocks)
+
+
+def check_tokens_to_compute(answer):
+    """Check exercise 4.2: tokens of a prompt that a prefix cache does not spare.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``tokens_to_compute(prefix_tokens, prompt_tokens, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        prefix_tokens = rng.choice([16, 32, 48, rng.randint(1, 300)])
+        prompt_tokens = prefix_tokens + rng.choice([0, rng.randint(0, 200)])
+        return prefix_tokens, prompt_tokens, rng.choice([1, 4, 16, 528])
+
+    return _check(answer, _make_case, lambda *case: case[1] - shareable_tokens(*case))
+
+
+def check_blocks_saved_by_padding(answer):
+    """Check exercise 4.3: blocks that padding a shared prompt saves in the end.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_saved_by_padding(num_branches, prefix_tokens, suffix_tokens,
+        block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _in_use(num_branches, prefix_tokens, suffix_tokens, block_size):
+        alone = num_branches * blocks_needed(prefix_tokens + suffix_tokens, block_size)
+        return alone - prefix_saving_blocks(num_branches, prefix_tokens, block_size, num_branches)
+
+    def _expected(num_branches, prefix_tokens, *rest):
+        padded = prefix_tokens + tail_waste(prefix_tokens, rest[-1])
+        return _in_use(num_branches, prefix_tokens, *rest) - _in_use(num_branches, padded, *rest)
+
+    def _make_case(rng):
+        return rng.randint(1, 8), rng.randint(1, 200), rng.randint(1, 60), rng.choice([4, 8, 16])
 
     return _check(answer, _make_case, _expected)
 

@@ -783,7 +783,8 @@ class PagedKVCacheManager:
         num_blocks : int
             Blocks that must be free in the end [blocks].
         policy : object
-            Has ``select_victim(sequences) -> seq_id or None`` on a mapping of ids to sequences.
+            One of `kvlib.eviction`, or anything with ``select_victim(sequences) -> seq_id or None``
+            on a mapping of ids to sequences.
         protect : iterable of SequenceKVCache or str
             Live sequences that must stay.
 
@@ -795,8 +796,8 @@ class PagedKVCacheManager:
         Raises
         ------
         TypeError, ValueError
-            If `policy` has no `select_victim` or returns an id it was not offered, or a protected
-            sequence is not live here.
+            If `policy` has no `select_victim` or returns an id it may not, or a protected sequence
+            is not live here.
         OutOfBlocks
             If more is asked than the pool minus the protected sequences' blocks, or the policy
             offers nobody.
@@ -806,13 +807,14 @@ class PagedKVCacheManager:
         What can be attained is the pool minus the distinct blocks the protected hold, not the sum
         of reclaimable counts: two forks of 40 blocks reclaim 0 each and 40 together.
 
-        The policy sees the candidates: every live sequence but the protected and those it chose
-        already, with reference counts as if the latter had left. A policy that wants to pick
-        without a scan has ``index(sequences)``: a mutable mapping of its own, filled from the live
-        sequences, that takes the place of the plain dict. The manager keeps the mapping of the
-        latest policy, sets ``mapping[seq_id] = seq`` at every access and calls
-        ``mapping.pop(seq_id, None)`` when a sequence leaves, so it can order its entries as they
-        change; `select_victim` receives it. Policies are taken to be immutable.
+        The policy sees every live sequence but those it chose already, with reference counts as if
+        these had left. One that has an ``index(sequences)``, as all of `kvlib.eviction` have, is
+        asked ``select_victim(index, num_missing, protect)``, with the blocks still missing and the
+        protected ids. Its index is a mutable mapping, filled from the live sequences and kept for
+        the latest policy: the manager sets ``index[seq_id] = seq`` at every access and calls
+        ``index.pop(seq_id, None)`` when a sequence leaves. Policies are taken to be immutable. A
+        policy without an index is asked ``select_victim(sequences)`` on a plain dict, in which the
+        protected are left out.
 
         Examples
         --------
@@ -832,17 +834,20 @@ class PagedKVCacheManager:
             raise shortage
         if not callable(getattr(policy, "select_victim", None)):
             raise TypeError(f"policy={policy!r}; it has no select_victim. Pass LRUPolicy().")
-        build = getattr(policy, "index", dict)
-        if build is dict or policy is not self._policy:
-            self._policy, self._candidates = policy, build(self.sequences)
-        victims = []
+        kept, has_index = {seq.seq_id for seq in spared}, hasattr(policy, "index")
+        if has_index and policy is not self._policy:
+            self._candidates = policy.index(self.sequences)
+        elif not has_index:
+            self._candidates = {key: s for key, s in self.sequences.items() if key not in kept}
+        self._policy, victims = policy, []
         try:
-            for seq in spared:
-                self._candidates.pop(seq.seq_id, None)
             while num_free < target:
-                seq_id = policy.select_victim(self._candidates)
+                wishes = (target - num_free, kept) if has_index else ()
+                seq_id = policy.select_victim(self._candidates, *wishes)
                 if seq_id is None:
                     raise shortage
+                if seq_id in kept:
+                    raise ValueError(f"victim={seq_id!r}; it is protected. Heed protect=.")
                 victim = self._candidates.pop(one_of("victim", seq_id, self._candidates))
                 victims.append(victim)
                 num_free += victim.reclaimable_blocks()
@@ -852,7 +857,7 @@ class PagedKVCacheManager:
             # So far only reference counts moved: a policy that fails half-way leaves no trace.
             for block in (block for victim in victims for block in victim.block_table):
                 block.ref_count += 1
-            for seq in (*spared, *victims):
+            for seq in victims:
                 self._candidates[seq.seq_id] = seq
         for victim in victims:
             self.release(victim)

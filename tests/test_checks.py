@@ -31,6 +31,36 @@ EXERCISES = {
         lambda weights, shape, tokens: -(-weights // memory.sequence_kv_bytes(shape, tokens)),
         lambda weights, shape, tokens: weights // memory.sequence_kv_bytes(shape, tokens),
     ),
+    checks.check_blocks_to_grow: (
+        lambda tokens, more, block: -(-(tokens + more) // block) - -(-tokens // block),
+        lambda tokens, more, block: -(-more // block),
+    ),
+    checks.check_blocks_freed: (
+        lambda ref_counts: ref_counts.count(1),
+        lambda ref_counts: len(ref_counts),
+    ),
+    checks.check_blocks_to_hold_back: (
+        lambda sequences, steps, block: sequences * -(-steps // block),
+        lambda sequences, steps, block: -(-sequences * steps // block),
+    ),
+    checks.check_blocks_saved: (
+        lambda branches, prefix, block, written: (
+            (branches - 1) * (prefix // block)
+            + (prefix % block > 0) * max(0, branches - 1 - written)
+        ),
+        lambda branches, prefix, block, written: (branches - 1) * -(-prefix // block) - written,
+    ),
+    checks.check_tokens_to_compute: (
+        lambda prefix, prompt, block: prompt - min(prefix, prompt - 1) // block * block,
+        lambda prefix, prompt, block: prompt - prefix // block * block,
+    ),
+    checks.check_blocks_saved_by_padding: (
+        lambda branches, prefix, suffix, block: (
+            branches * (-(-(prefix % block + suffix) // block) - -(-suffix // block))
+            - (prefix % block > 0)
+        ),
+        lambda branches, prefix, suffix, block: (branches - 1) * (prefix % block > 0),
+    ),
 }
 
 

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import random
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvlib.blocks import appended_blocks, fragmentation
+from kvlib.eviction import CostPolicy, FairPolicy, LFUPolicy, LRUPolicy
 from kvlib.paged_cache import (
     BlockAllocator,
     KVBlock,
@@ -535,15 +537,15 @@ class Indexed(OldestFirst):
         by_age = sorted(sequences.values(), key=lambda seq: seq.last_access_step)
         return MostRecentLast((seq.seq_id, seq) for seq in by_age)
 
-    def select_victim(self, sequences):
+    def select_victim(self, sequences, num_blocks=1, protect=()):
         if isinstance(sequences, MostRecentLast):
-            return next(iter(sequences), None)
+            return next((seq_id for seq_id in sequences if seq_id not in protect), None)
         return super().select_victim(sequences)
 
 
 class MostRecentLast(dict):
     def __setitem__(self, seq_id, seq):
-        # Only the protected come back out of turn; their age, not their return, decides.
+        # Only spared victims come back out of turn; their age, not their return, decides.
         self.pop(seq_id, None)
         younger = [
             other for other in self.values() if other.last_access_step > seq.last_access_step
@@ -599,9 +601,11 @@ class IndexedButShy(Indexed):
 
     num_asked = 0
 
-    def select_victim(self, sequences):
+    def select_victim(self, sequences, num_blocks=1, protect=()):
         self.num_asked += 1
-        return None if self.num_asked == 2 else super().select_victim(sequences)
+        if self.num_asked == 2:
+            return None
+        return super().select_victim(sequences, num_blocks, protect)
 
 
 def test_an_index_survives_a_failed_attempt():
@@ -612,6 +616,111 @@ def test_an_index_survives_a_failed_attempt():
         manager.make_room(2, policy, protect=["b"])
     assert manager.make_room(3, policy) == ["a", "b", "c"]
     assert policy.num_built == 1
+
+
+class Deaf(Indexed):
+    """Does not heed what is protected."""
+
+    def select_victim(self, sequences, num_blocks=1, protect=()):
+        return super().select_victim(sequences)
+
+
+def test_a_policy_that_offers_the_protected_is_refused():
+    manager = make_manager(num_blocks=4, block_size=4)
+    for seq_id in "abcd":
+        manager.allocate_for_sequence(seq_id, 4)
+    before = state_of(manager)
+    with pytest.raises(ValueError, match=r"victim='a'; it is protected\. Heed protect="):
+        manager.make_room(2, Deaf(), protect=["a"])
+    assert state_of(manager) == before
+
+
+# ---- make_room with the real policies, against the rules written out -----------------------------
+
+WEIGHTS = {"chat": 1, "batch": 3}
+REAL_POLICIES = {
+    "lru": LRUPolicy(),
+    "lfu": LFUPolicy(),
+    "fair": FairPolicy(WEIGHTS, total_blocks=24),
+    "fairest": FairPolicy(WEIGHTS, total_blocks=24, only_over_quota=False),
+    "cost": CostPolicy(block_size=4),
+    "quadratic": CostPolicy(block_size=4, attention_tokens=7),
+}
+
+
+def expected_victims(manager, rule, num_blocks, protect):
+    """Choose by scanning tables of block ids; None if the protected hold too much."""
+    left = {seq_id: set(table_of(seq)) for seq_id, seq in manager.sequences.items()}
+    if num_blocks > 24 - len(set().union(*(left[seq_id] for seq_id in protect))):
+        return None
+    victims = []
+    while (missing := num_blocks - 24 + len(set().union(*left.values()))) > 0:
+        may_go = [manager.sequences[seq_id] for seq_id in left if seq_id not in protect]
+        victim = min(may_go, key=lambda seq: rank(seq, rule, manager.sequences, left, missing))
+        victims.append(victim.seq_id)
+        del left[victim.seq_id]
+    return victims
+
+
+def rank(seq, rule, sequences, left, missing):
+    age = seq.last_access_step, seq.seq_id
+    if rule == "lru":
+        return age
+    if rule == "lfu":
+        return seq.use_count, *age
+    if rule in ("fair", "fairest"):
+        total = sum(WEIGHTS.get(name, 1) for name in tenants_of(sequences, left))
+        usage = sum(len(left[k]) for k in left if sequences[k].tenant == seq.tenant)
+        excess = usage - Fraction(24 * WEIGHTS.get(seq.tenant, 1), total)
+        if excess <= 0 and rule == "fair":
+            return 1, 0, *age  # behind everybody above quota, and then by age alone
+        return 0, -excess, [-ord(letter) for letter in seq.tenant], *age
+    elsewhere = set().union(*(left[k] for k in left if k != seq.seq_id))
+    useful = min(missing, len(left[seq.seq_id] - elsewhere))
+    tokens = 4 * len(left[seq.seq_id])
+    seconds = tokens * (1 + Fraction(tokens, 2 * 7)) if rule == "quadratic" else Fraction(tokens)
+    return (0, seconds / useful, *age) if useful else (1, 0, *age)
+
+
+def tenants_of(sequences, left):
+    return {*WEIGHTS, *(sequences[seq_id].tenant for seq_id in left)}
+
+
+@pytest.mark.parametrize("rule", REAL_POLICIES)
+@pytest.mark.parametrize("seed", range(4))
+def test_make_room_evicts_whom_the_real_policy_names(rule, seed):
+    rng, manager, num_evicted = random.Random(seed), PagedKVCacheManager(24, 4), 0
+    for number in range(150):
+        name, arguments = random_call(rng, manager, number)
+        with contextlib.suppress(OutOfBlocks):
+            tenant = {"tenant": rng.choice(["chat", "batch", "other"])}
+            getattr(manager, name)(*arguments, **tenant if name[:2] in ("al", "fo") else {})
+        live = list(manager.sequences)
+        protect = rng.sample(live, k=min(rng.randrange(3), len(live)))
+        num_blocks = rng.randrange(25)
+        expected = expected_victims(manager, rule, num_blocks, protect)
+        if expected is None:
+            with pytest.raises(OutOfBlocks):
+                manager.make_room(num_blocks, REAL_POLICIES[rule], protect)
+            continue
+        assert manager.make_room(num_blocks, REAL_POLICIES[rule], protect) == expected
+        num_evicted += len(expected)
+        manager.check_invariants()
+    assert num_evicted > 20
+
+
+def test_make_room_tells_the_policy_what_is_missing_and_protected():
+    # 10 blocks are missing. The old sequence of 20 would waste half; the young one of 10 nothing.
+    manager = PagedKVCacheManager(num_blocks=30, block_size=4)
+    manager.allocate_for_sequence("old", 80)
+    manager.allocate_for_sequence("young", 40)
+    assert manager.make_room(10, CostPolicy(block_size=4)) == ["young"]
+    # batch holds 20 of its 15 blocks, 16 of them protected: it pays, though chat is older.
+    manager = PagedKVCacheManager(num_blocks=30, block_size=4)
+    for seq_id, num_tokens in {"chat::1": 40, "batch::1": 64, "batch::2": 16}.items():
+        manager.allocate_for_sequence(seq_id, num_tokens)
+    fair = FairPolicy({"chat": 1, "batch": 1}, total_blocks=30)
+    assert manager.make_room(4, fair, protect=["batch::1"]) == ["batch::2"]
 
 
 # ---- laws ----------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from kvlib.memory import (
     sequence_kv_bytes,
 )
 from kvlib.models import LayerGroup, ModelShape, load_models
+from kvlib.paged_cache import PagedKVCacheManager
+from kvlib.sharing import shareable_tokens
 from kvlib.units import GiB, KiB, MiB, parse_bytes
 
 NUMBERS = read_json("published_numbers.json")
@@ -125,6 +127,35 @@ def hybrid_blocks(inputs):
     return Fraction(total, block_bytes)
 
 
+def shareable_granule(inputs):
+    """The fewest tokens that a prefix cache reuses."""
+    block_size = inputs["block"] * inputs["compress"]
+    assert shareable_tokens(block_size - 1, 10**6, block_size) == 0
+    return shareable_tokens(block_size, 10**6, block_size)
+
+
+def free_queue(inputs):
+    """Two requests come, the first decodes, both leave.
+
+    vLLM puts freed blocks at the end of a queue, kvlib on top of a stack: the order in which they
+    were freed is the same, tail first, and what is left of the pool stands before them or below.
+    """
+    manager = PagedKVCacheManager(inputs["pool"], inputs["block"])
+    reused = shareable_tokens(10, min(inputs["prompts"]), inputs["block"])
+    first = manager.allocate_for_sequence("first", reused)
+    second = manager.fork(first, "second")
+    for seq, prompt in zip((first, second), inputs["prompts"], strict=True):
+        manager.append_tokens(seq, prompt - reused)
+        if seq is first:
+            manager.append_tokens(seq, inputs["decode"][0])
+    num_never_used = manager.allocator.num_free
+    manager.release(first)
+    manager.release(second)
+    free_list = manager.allocator.free_list()
+    num_freed = len(free_list) - num_never_used
+    return free_list[num_freed:] + free_list[:num_freed][::-1]
+
+
 EXACT = {
     "vllm-cpu-blocks-opt125m": blocks_in_swap_space,
     "vllm-cpu-blocks-llama3-8b": blocks_in_swap_space,
@@ -156,6 +187,11 @@ EXACT = {
     "vllm-paper-opt13b": lambda given: in_unit(kv_bytes_per_token(mha_of_width(given)), KiB),
     "mooncake-70b": lambda given: in_unit(kv_bytes_per_token(shape_of(given)), KiB),
     "vllm-hybrid-11": hybrid_blocks,
+    "vllm-prefix-hit": lambda given: shareable_tokens(
+        given["shared_tokens"], given["prompt"], given["block"]
+    ),
+    "vllm-ascend-10440": shareable_granule,
+    "vllm-prefix-freequeue": free_queue,
 }
 
 # --- printed: the library's number rounds to the printed digits ---
@@ -384,9 +420,6 @@ MISS = {
 
 LATER = {
     "openvino-37095": "quantization",
-    "vllm-prefix-hit": "sharing",
-    "vllm-ascend-10440": "sharing",
-    "vllm-prefix-freequeue": "replay",
     "mooncake-stats-conversation": "replay",
     "mooncake-inf-conversation": "replay",
     "mooncake-inf-synthetic": "replay",

@@ -3,13 +3,17 @@
 from kvlib.figures.gather import DecodeStep, PageScatter, ReadPaths
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
+from kvlib.figures.pool import BlockPool, ForkSaving, PromptBar
 
 __all__ = [
+    "BlockPool",
     "DecodeStep",
     "FactorTiles",
+    "ForkSaving",
     "MemoryCurve",
     "ModelCurves",
     "PageScatter",
     "Picture",
+    "PromptBar",
     "ReadPaths",
 ]
