@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlib import checks, memory
+from kvlib import blocks, checks, memory
 
 EXERCISES = {
     checks.check_mixed_widths: (
@@ -18,6 +18,19 @@ EXERCISES = {
     checks.check_chats_that_fit: (
         lambda budget, shape, tokens: budget // memory.sequence_kv_bytes(shape, tokens),
         lambda budget, shape, tokens: memory.max_cached_tokens(budget, shape) // tokens,
+    ),
+    checks.check_empty_slots: (
+        lambda lengths, size: sum(-num_tokens % size for num_tokens in lengths),
+        lambda lengths, size: sum(size - num_tokens % size for num_tokens in lengths),
+    ),
+    checks.check_largest_block_size: (
+        lambda lengths, most: max(
+            2**k for k in range(12) if 100 * blocks.fragmentation(lengths, 2**k) <= most
+        ),
+        # Trusts the mean of random lengths, where the lengths are given.
+        lambda lengths, most: max(
+            2**k for k in range(12) if 50 * (2**k - 1) <= most * sum(lengths) / len(lengths)
+        ),
     ),
 }
 
