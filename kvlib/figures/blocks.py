@@ -47,18 +47,18 @@ class SequenceBlocks(Picture):
     width, height = 720, 420
 
     def build(self):
-        strip = self.figure.add_axes((0.09, 0.72, 0.88, 0.11))
-        strip.set(xlim=(0, 256), ylim=(0, 1))
+        strip = self.figure.add_axes((0.09, 0.73, 0.88, 0.11))
+        strip.set(xlim=(0, 160), ylim=(0, 1))
         strip.set_axis_off()
         self._fill = _boxes(self, strip, (style.CACHE, style.OTHER))
         self._cuts = _boxes(self, strip, "none")
-        axes = self.figure.add_axes((0.09, 0.12, 0.88, 0.54))
-        axes.set(xlim=(0, 256), ylim=(0, 256), xticks=range(0, 257, 32), yticks=range(0, 257, 64))
+        axes = self.figure.add_axes((0.09, 0.12, 0.88, 0.56))
+        axes.set(xlim=(0, 160), ylim=(0, 160), xticks=range(0, 161, 32), yticks=range(0, 161, 32))
         axes.set(xlabel="tokens of the sequence", ylabel="slots of its blocks")
         self._stairs = _boxes(self, axes, style.OTHER)
         self._stairs.set_linewidth(0)
-        axes.plot([0, 256], [0, 256], color=style.CACHE, lw=2, zorder=4)
-        axes.text(250, 212, "tokens held", color=style.CACHE, ha="right", va="top")
+        axes.plot([0, 160], [0, 160], color=style.CACHE, lw=2, zorder=4)
+        axes.text(156, 132, "tokens held", color=style.CACHE, ha="right", va="top")
         self._mean, self._guess, self._waste = (
             self.moving(axes.plot([], [], ls, color=colour, ms=3.5, zorder=5)[0])
             for ls, colour in ((":", style.INK), ("--", style.LIMIT), ("o-", style.INK))
@@ -66,20 +66,20 @@ class SequenceBlocks(Picture):
         self._words = [
             self.label(x, y, axes=strip, weight="bold") for x, y in ((0, 1.25), (0, 0.35))
         ]
-        self._words += [self.label(4, y, axes=axes) for y in (232, 206)]
+        self._words += [self.label(3, y, axes=axes) for y in (145, 129)]
 
     def draw(self, num_tokens, block_size, num_blocks, words):
         ends = block_size * np.arange(1, num_blocks + 1)
         self._fill.set_verts(_corners([0, num_tokens], [num_tokens, ends[-1]], 0, 1))
         self._cuts.set_verts(_corners(ends - block_size, ends, 0, 1))
-        tops = block_size * np.arange(1, 256 // block_size + 1)
+        tops = block_size * np.arange(1, 160 // block_size + 1)
         feet = tops - block_size
         self._stairs.set_verts(np.stack([[feet, feet, tops], [feet, tops, tops]]).T)
         self._waste.set_data([num_tokens] * 2, [num_tokens, ends[-1]])
-        said = float(self.guess[0].split()[0]) if self.guess else -256
+        said = float(self.guess[0].split()[0]) if self.guess else -160
         for line, above in ((self._mean, (block_size - 1) / 2), (self._guess, said)):
-            line.set_data([0, 256], [above, 256 + above])
-        self._words[1].set_x(ends[-1] + 2)
+            line.set_data([0, 160], [above, 160 + above])
+        self._words[1].set_x(ends[-1] + 1.5)
         said = f"dashed: you said {self.guess[0]}" if self.guess else ""
         for label, text in zip(self._words, (*words, said), strict=True):
             label.set_text(text)

@@ -54,9 +54,9 @@ def reserve_or_page(block_size, reserved, traffic, model):
     rows = np.quantile(held, (np.arange(25) + 0.5) / 25, method="nearest")
     return {
         "title": f"Reserving leaves {idle:.1f} % empty, blocks of {block_size:,} leave {lost:.2f} %",
-        "sentence": f"{len(held):,} requests of {traffic}, {held.mean():,.0f} tokens on average: reserving {reserved:,} slots for each leaves {idle:.1f} % "
-        f"of the memory empty, {idle_bytes} a request with {model}. Blocks of {block_size:,} leave {lost:,} %, {lost_bytes} a request, and the "
-        f"same memory holds {reserved / slots.mean():.1f} times as many requests. `{lost_call(source_of(traffic), block_size)}`",
+        "sentence": f"{traffic}, {held.mean():,.0f} tokens on average: reserving {reserved:,} slots for each leaves {idle:.1f} % of the memory empty, "
+        f"{idle_bytes} a request with {model}. Blocks of {block_size:,} leave {lost:,} %, {lost_bytes} a request, and hold "
+        f"{reserved / slots.mean():.1f} times as many requests. `{lost_call(source_of(traffic), block_size)}`",
         "lengths": rows, "slots": block_size * blocks.blocks_needed(rows, block_size), "reserved": reserved, "mean": held.mean(),
         "notes": (f"reserved and empty: {idle:.1f} %", f"empty in blocks of {block_size:,} (orange): {lost:.2f} %"),
     }
@@ -74,8 +74,8 @@ panel.Panel(
         "A server reserves 14,089 slots for each conversation. What share of its memory stays empty?",
         ("10 %", "30 %", "50 %", "70 %", "90 %"),
     ),
-    block_size=panel.Slider("block size [tokens]", 16, block_sizes),
-    reserved=panel.Slider("reserved [tokens]", longest, [longest, *range(16_384, 131_073, 4096)]),
+    block_size=panel.Slider("block size", 16, block_sizes),
+    reserved=panel.Slider("reserved slots", longest, [longest, *range(16_384, 131_073, 4096)]),
     traffic=panel.Choice("requests", "azure-conversations", lengths),
     model=panel.Choice("model", "llama-3.1-8b", paged_models),
 )
@@ -150,8 +150,8 @@ panel.Panel(
         "Lengths differ at random. How many slots of the last 16-token block stay empty on average?",
         ("0 slots", "1 slot", "7.5 slots", "8 slots", "15 slots"),
     ),
-    num_tokens=panel.Slider("length [tokens]", 100, range(1, 193)),
-    block_size=panel.Slider("block size [tokens]", 16, [1, 2, 4, 8, 16, 32, 64]),
+    num_tokens=panel.Slider("length [tokens]", 100, range(1, 129)),
+    block_size=panel.Slider("block size", 16, [1, 2, 4, 8, 16, 32]),
     model=panel.Choice("model", "llama-3.1-8b", paged_models),
 )
 
@@ -207,32 +207,37 @@ def trade_off(block_size, traffic, length, model):
     mean, here, token_bytes = float(held.mean()), np.ravel(paging_of(held, block_size)).tolist(), memory.kv_bytes_per_token(models.find_model(model))
     reserving, lost_bytes = (units.format_bytes(round(slots * token_bytes)) for slots in (longest - mean, here[0]))
     call = lost_call(source_of(traffic) if traffic in lengths else [length], block_size)
-    who = f"{len(held):,} requests of {traffic}" if traffic in lengths else f"Requests of {length:,} tokens"
+    who = traffic if traffic in lengths else f"Requests of {length:,} tokens"
     return {
         "title": f"Blocks of {block_size:,}: {here[1]:.2f} % lost, {here[2]:,.1f} table entries a request",
         "sentence": f"{who} in blocks of {block_size:,}: {here[0]:,.2f} empty slots a request (random lengths: {(block_size - 1) / 2:,g}), "
-        f"{round(here[1], 2):,} % of all slots, {lost_bytes} with {model}, for {here[2]:,.1f} block-table entries. "
-        f"Reserving {longest:,} slots would leave {reserving} empty. `{call}`",
+        f"{round(here[1], 2):,} % of all, {lost_bytes} with {model}, for {here[2]:,.1f} table entries. "
+        f"Reserving {longest:,} slots leaves {reserving} empty. `{call}`",
         "panes": panes_of(sweeps[traffic] if traffic in sweeps else paging_of(held, every_size), mean, here, block_size, token_bytes / units.MiB),
     }
 
 
 # %% jupyter={"source_hidden": true}
-# The third panel.
-all_lengths = sorted({*(round(2 ** (k / 8)) for k in range(110)), longest})
+# Its axes, and what a choice of requests does to the length slider.
 size_axis = ("block size [tokens]", (0, 11))
+four_curves = figures.SmallCurves(
+    (*size_axis, "empty slots", (-1, 11), "(B - 1) / 2"),
+    (*size_axis, "empty [%]", "%", "formula (2.4)"),
+    (*size_axis, "entries", (0, 14), "(E[T] + E[w]) / B"),
+    ("block-table entries a request", (0, 14), "empty [MiB]", (-6, 14), f"reserving {longest:,}"),
+)
+means = {name: {"length": round(num_tokens.mean())} for name, num_tokens in lengths.items()}
+all_lengths = sorted({*(round(2 ** (k / 8)) for k in range(110)), longest})
+
+# %% jupyter={"source_hidden": true}
+# The third panel.
 panel.Panel(
-    figures.SmallCurves(
-        (*size_axis, "empty slots", (-1, 11), "(B - 1) / 2"),
-        (*size_axis, "empty [%]", "%", "formula (2.4)"),
-        (*size_axis, "entries", (0, 14), "(E[T] + E[w]) / B"),
-        ("block-table entries a request", (0, 14), "empty [MiB]", (-6, 14), f"reserving {longest:,}"),
-    ),
+    four_curves,
     trade_off,
-    presets={"traffic": {name: {"length": round(num_tokens.mean())} for name, num_tokens in lengths.items()}},
-    block_size=panel.Slider("block size [tokens]", 16, block_sizes),
+    presets={"traffic": means},
+    block_size=panel.Slider("block size", 16, block_sizes),
     traffic=panel.Choice("requests", "azure-conversations", ["custom", *lengths]),
-    length=panel.Slider("length [tokens]", round(lengths["azure-conversations"].mean()), all_lengths),
+    length=panel.Slider("length [tokens]", means["azure-conversations"]["length"], all_lengths),
     model=panel.Choice("model", "llama-3.1-8b", paged_models),
 )
 
@@ -348,7 +353,7 @@ checks.check_largest_block_size(largest_block_size)
 # %% [markdown]
 # ## What the formula leaves out
 #
-# - Sharing: a block that several sequences hold counts once, so sharing changes slots and tokens alike (minus; chapter 4).
+# - Sharing: slots are counted per block in memory, so a tail that $k$ sequences share is paid once, not $k$ times (minus; chapter 4).
 # - Sliding windows: a window that starts inside a block keeps that block whole, up to `block_size - 1` tokens more per sequence and window
 #   layer (plus; `memory.sequence_kv_bytes(..., block_size=)` counts it).
 # - Padding of layer groups: vLLM pads Gemma-3-27B's 52 window layers to 60, whole groups of 10 (plus 13 % of 62 layers).
