@@ -20,21 +20,21 @@ class RequestRows(Picture):
         axes.axvspan(0, 100, color="#F0F0F0", lw=0)
         self._tails, self._held = (_boxes(self, axes, c) for c in (style.OTHER, style.CACHE))
         self._marks = [
-            (self.moving(axes.axvline(0, color=colour, ls=dashes)), self.label(0, y, axes=axes))
-            for colour, dashes, y in ((style.INK, "-", 6), (style.LIMIT, "--", 62))
+            (self.moving(axes.axvline(0, 0, top, color=ink, ls=ls)), self.label(0, y, axes=axes))
+            for top, ink, ls, y in ((1, style.INK, "-", 6), (0.55, style.LIMIT, "--", 62))
         ]
         self._notes = [
             self.label(38, y, axes=axes, fontsize=size) for y, size in ((22, 13), (36, 11))
         ]
 
     def draw(self, lengths, slots, reserved, mean, notes):
-        rows = np.linspace(0, 100, len(lengths), endpoint=False)
+        edges = np.linspace(0, 100, len(lengths) + 1)
         for boxes, ends in ((self._tails, slots), (self._held, lengths)):
-            boxes.set_verts(_corners(0, 100 * ends / reserved, rows, rows + 100 / len(lengths)))
+            boxes.set_verts(_corners(0, 100 * ends / reserved, edges[:-1] + 0.3, edges[1:] - 0.3))
         for text, words in zip(self._notes, notes, strict=True):
             text.set_text(words)
         said = self.guess[0] if self.guess else ""
-        shares = 100 * mean / reserved, 100 - float(said.strip(" %") or 200)
+        shares = 100 * mean / reserved, 100 - float(said.strip(" %") or 200)  # no guess: no line
         words = f"on average {shares[0]:.1f} % is used", f"you said {said} empty" if said else ""
         for (line, tag), x, text in zip(self._marks, shares, words, strict=True):
             line.set_xdata([x, x])
@@ -52,11 +52,11 @@ class SequenceBlocks(Picture):
         strip.set_axis_off()
         self._fill = _boxes(self, strip, (style.CACHE, style.OTHER))
         self._cuts = _boxes(self, strip, "none")
+        self._cuts.set(edgecolor=style.PAPER, linewidth=1)
         axes = self.figure.add_axes((0.09, 0.12, 0.88, 0.56))
         axes.set(xlim=(0, 160), ylim=(0, 160), xticks=range(0, 161, 32), yticks=range(0, 161, 32))
         axes.set(xlabel="tokens of the sequence", ylabel="slots of its blocks")
         self._stairs = _boxes(self, axes, style.OTHER)
-        self._stairs.set_linewidth(0)
         axes.plot([0, 160], [0, 160], color=style.CACHE, lw=2, zorder=4)
         axes.text(156, 132, "tokens held", color=style.CACHE, ha="right", va="top")
         self._mean, self._guess, self._waste = (
@@ -76,7 +76,7 @@ class SequenceBlocks(Picture):
         feet = tops - block_size
         self._stairs.set_verts(np.stack([[feet, feet, tops], [feet, tops, tops]]).T)
         self._waste.set_data([num_tokens] * 2, [num_tokens, ends[-1]])
-        said = float(self.guess[0].split()[0]) if self.guess else -160
+        said = float(self.guess[0].split()[0]) if self.guess else -160  # below the axis
         for line, above in ((self._mean, (block_size - 1) / 2), (self._guess, said)):
             line.set_data([0, 160], [above, 160 + above])
         self._words[1].set_x(ends[-1] + 1.5)
@@ -86,7 +86,7 @@ class SequenceBlocks(Picture):
 
 
 class SmallCurves(Picture):
-    """Four small plots: a curve, a dashed one to compare it with, and the present point.
+    """Four small plots: a curve of points, a dashed one beside it, and the present point.
 
     Parameters
     ----------
@@ -114,20 +114,21 @@ class SmallCurves(Picture):
             place = {"transform": axes.transAxes}
             axes.text(1, 1.02, f"- - {dashed}", ha="right", fontsize=8, **place)
             words = self.label(0, 1.13, axes=axes, weight="bold", **place)
-            looks = (style.CACHE, "-", 2.4), (style.INK, "--", 1.1), (style.INK, "o", 1)
-            lines = [axes.plot([], [], ls, color=c, lw=w, zorder=3)[0] for c, ls, w in looks]
+            looks = (style.CACHE, ".", 4), (style.INK, "--", 1), (style.INK, "o", 6)
+            lines = [
+                axes.plot([], [], ls, color=c, ms=ms, lw=1, zorder=3)[0] for c, ls, ms in looks
+            ]
             self._artists.append((words, *map(self.moving, lines)))
 
     def draw(self, panes):
         for artists, pane in zip(self._artists, panes, strict=True):
             artists[0].set_text(pane[0])
-            for line, (x, y) in zip(artists[1:], pane[1:], strict=True):
-                line.set_data(x, np.maximum(y, line.axes.get_ylim()[0] / 4))  # 0 has no log
+            for line, points in zip(artists[1:], pane[1:], strict=True):
+                line.set_data(*points)
 
 
 def _boxes(picture, axes, colour):
-    look = {"facecolors": colour, "edgecolors": style.PAPER, "linewidths": 0.9}
-    return picture.moving(axes.add_collection(PolyCollection([], **look)))
+    return picture.moving(axes.add_collection(PolyCollection([], facecolors=colour, lw=0)))
 
 
 def _corners(left, right, top, bottom):

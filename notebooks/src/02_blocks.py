@@ -22,8 +22,8 @@ import numpy as np
 from kvlib import blocks, checks, figures, memory, models, panel, replay, units
 
 # %% [markdown]
-# When a request arrives, nobody knows how long its answer will be. Early servers therefore reserved slots for the longest length
-# they allowed. Below are 19,366 real conversations; the longest has 14,089 tokens. Each row stands for 4 % of them.
+# Nobody knows how long an answer will be, so early servers reserved slots for the longest request they allowed. Below are 19,366 real
+# conversations, the longest of 14,089 tokens; each row stands for 4 % of them.
 
 # %% jupyter={"source_hidden": true}
 # Lengths of real requests, prompt and answer together; what the first panel computes.
@@ -130,14 +130,15 @@ my_blocks(100, 16), my_tail_waste(100, 16), blocks.fragmentation([100], 16)
 def cut(num_tokens, block_size, model):
     num_blocks, waste = blocks.blocks_needed(num_tokens, block_size), blocks.tail_waste(num_tokens, block_size)
     cost = units.format_bytes(waste * memory.kv_bytes_per_token(models.find_model(model)))
-    many, mean = f"{num_blocks:,} block{'s' if num_blocks > 1 else ''} of {block_size}", (block_size - 1) / 2
+    mean = (block_size - 1) / 2
+    tokens, many = (f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in ((num_tokens, "token"), (num_blocks, "block")))
     return {
-        "title": f"{num_tokens} tokens pay for {num_blocks * block_size}: {waste} slots stay empty",
-        "sentence": f"{num_tokens} tokens take {many}, {num_blocks * block_size} slots; the last block has {waste} empty, "
+        "title": f"{waste} of {num_blocks * block_size} slots stay empty",
+        "sentence": f"{tokens} in {many} of {block_size}, {num_blocks * block_size} slots; the last block has {waste} empty, "
         f"{cost} of {model}. Over all lengths the mean is ({block_size} - 1) / 2 = {mean:g} empty slots a sequence. "
         f"`{panel.as_python(blocks.tail_waste, num_tokens, block_size)}`",
         "num_tokens": num_tokens, "block_size": block_size, "num_blocks": num_blocks,
-        "words": (f"{num_tokens} tokens in {many}", f"{waste} empty", f"orange: empty slots, 0 to {block_size - 1}; dotted: their mean, {mean:g}"),
+        "words": (f"{tokens} in {many} of {block_size}", f"{waste} empty", f"orange: empty slots, 0 to {block_size - 1}; dotted: their mean, {mean:g}"),
     }
 
 
@@ -207,7 +208,7 @@ def trade_off(block_size, traffic, length, model):
     mean, here, token_bytes = float(held.mean()), np.ravel(paging_of(held, block_size)).tolist(), memory.kv_bytes_per_token(models.find_model(model))
     reserving, lost_bytes = (units.format_bytes(round(slots * token_bytes)) for slots in (longest - mean, here[0]))
     call = lost_call(source_of(traffic) if traffic in lengths else [length], block_size)
-    who = traffic if traffic in lengths else f"Requests of {length:,} tokens"
+    who = traffic if traffic in lengths else f"Requests of length {length:,}"
     return {
         "title": f"Blocks of {block_size:,}: {here[1]:.2f} % lost, {here[2]:,.1f} table entries a request",
         "sentence": f"{who} in blocks of {block_size:,}: {here[0]:,.2f} empty slots a request (random lengths: {(block_size - 1) / 2:,g}), "
