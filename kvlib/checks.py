@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from kvlib._data import read_json
-from kvlib.blocks import appended_blocks, blocks_needed, tail_waste
+from kvlib.blocks import appended_blocks, blocks_needed, fragmentation, tail_waste
 from kvlib.gather import gather_bytes, gather_kv
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequence_kv_bytes
 from kvlib.models import LayerGroup, ModelShape
@@ -389,6 +389,55 @@ def check_blocks_saved_by_padding(answer):
         return rng.randint(1, 8), rng.randint(1, 200), rng.randint(1, 60), rng.choice([4, 8, 16])
 
     return _check(answer, _make_case, _expected)
+
+
+def check_empty_slots(answer):
+    """Check exercise 2.1: the empty slots of sequences of these lengths.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``empty_slots(lengths, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        block_size = rng.choice([1, 4, 16, 256])
+        return [rng.choice([block_size, rng.randint(0, 600)]) for _ in range(3)], block_size
+
+    def _expected(lengths, block_size):
+        return sum(tail_waste(num_tokens, block_size) for num_tokens in lengths)
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_largest_block_size(answer):
+    """Check exercise 2.2: the largest block that keeps the loss below a bound.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``largest_block_size(lengths, most_percent)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _expected(lengths, most_percent):
+        powers = [2**k for k in range(12)]
+        return max(b for b in powers if 100 * fragmentation(lengths, b) <= most_percent)
+
+    return _check(
+        answer,
+        lambda rng: ([rng.randint(1, 5000) for _ in range(5)], rng.choice([1, 2, 4, 10])),
+        _expected,
+    )
 
 
 def _check(answer, make_case, expected):

@@ -9,24 +9,63 @@ from collections import defaultdict, deque
 
 import numpy as np
 
+from kvlib._data import read_json
 from kvlib._traces import PrefixTrace, concat_tenants, generate_traffic, load_trace
 from kvlib._validate import one_of, whole
 from kvlib.eviction import fair_quotas, jain_index, recompute_seconds, unfairness
 
 __all__ = [
     "POLICIES",
+    "REQUEST_LENGTHS",
     "HitFigures",
     "PrefixTrace",
     "ReplayResult",
     "concat_tenants",
     "generate_traffic",
+    "load_request_lengths",
     "load_trace",
     "lru_hit_curve",
     "replay",
 ]
 
 POLICIES = ("lru", "lfu", "fifo", "fair", "cost", "belady")
+# Services whose request lengths are shipped, and what data/trace_figures.json calls them.
+REQUEST_LENGTHS = {"azure-conversations": "azure_conv", "azure-code": "azure_code"}
 _REQUESTS_PER_REPORT = 256
+
+
+def load_request_lengths(name):
+    """Load how long the requests of a real service were, prompt and answer together [tokens].
+
+    Parameters
+    ----------
+    name : {"azure-conversations", "azure-code"}
+        A key of `REQUEST_LENGTHS`.
+
+    Returns
+    -------
+    ndarray of int64
+        One length per request, ascending `(num_requests,)`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such service.
+
+    References
+    ----------
+    Patel et al. 2024, "Splitwise", section 3 (the Azure traces of November 2023);
+    data/README.md says how the shipped histograms were made.
+
+    Examples
+    --------
+    >>> lengths = load_request_lengths("azure-conversations")
+    >>> len(lengths), int(lengths.max())
+    (19366, 14089)
+    """
+    key = REQUEST_LENGTHS[one_of("name", name, REQUEST_LENGTHS)]
+    histogram = read_json("trace_figures.json")[key]
+    return np.repeat(np.array(histogram["num_tokens"], np.int64), histogram["num_requests"])
 
 
 def lru_hit_curve(trace):

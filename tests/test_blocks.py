@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvlib import _data
 from kvlib.blocks import appended_blocks, blocks_needed, fragmentation, tail_waste
+from kvlib.replay import load_request_lengths
 
 lengths = st.integers(0, 400)
 block_sizes = st.integers(1, 70)
@@ -231,3 +232,39 @@ def test_waste_on_real_traffic(name, num_requests):
     assert 0.0035 < fragmentation(total, 16) < 0.0055
     assert 0.365 < fragmentation(total, 2_048) < 0.465
     assert tail_waste(np.array(total), 16).mean() == pytest.approx(7.5, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("azure-code", "code"), ("azure-conversations", "conv")]
+)
+def test_shipped_lengths_are_those_of_the_files(name, file):
+    shipped, total = load_request_lengths(name), _trace_lengths(file)
+    assert shipped.tolist() == sorted(total)
+    for block_size in (16, 32, 64, 128, 256):
+        num_slots = sum(block_size * len(range(0, length, block_size)) for length in total)
+        assert fragmentation(shipped, block_size) == (num_slots - sum(total)) / num_slots
+
+
+# Mean empty slots, mean table entries and percent of slots lost, from histogram arithmetic.
+REAL = {
+    ("azure-conversations", 16): (7.47, 85.83, 0.544),
+    ("azure-code", 16): (7.64, 130.21, 0.367),
+    ("azure-conversations", 256): (119.05, 5.80, 8.017),
+    ("azure-code", 256): (134.60, 8.63, 6.089),
+    ("azure-conversations", 2_048): (1_155.52, 1.23, 45.830),
+    ("azure-code", 2_048): (1_199.12, 1.60, 36.616),
+}
+
+
+@pytest.mark.parametrize(("name", "block_size"), REAL)
+def test_waste_entries_and_fragmentation_of_the_shipped_lengths(name, block_size):
+    lengths = load_request_lengths(name)
+    waste, entries, percent = REAL[name, block_size]
+    assert tail_waste(lengths, block_size).mean() == pytest.approx(waste, abs=0.005)
+    assert blocks_needed(lengths, block_size).mean() == pytest.approx(entries, abs=0.005)
+    assert 100 * fragmentation(lengths, block_size) == pytest.approx(percent, abs=0.0005)
+
+
+def test_an_unknown_service_is_named():
+    with pytest.raises(ValueError, match=r"name='azure-chat'; it is not a known name\. Did you"):
+        load_request_lengths("azure-chat")

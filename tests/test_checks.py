@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlib import checks, memory
+from kvlib import blocks, checks, memory
 
 EXERCISES = {
     checks.check_mixed_widths: (
@@ -60,6 +60,19 @@ EXERCISES = {
             - (prefix % block > 0)
         ),
         lambda branches, prefix, suffix, block: (branches - 1) * (prefix % block > 0),
+    ),
+    checks.check_empty_slots: (
+        lambda lengths, size: sum(-num_tokens % size for num_tokens in lengths),
+        lambda lengths, size: sum(size - num_tokens % size for num_tokens in lengths),
+    ),
+    checks.check_largest_block_size: (
+        lambda lengths, most: max(
+            2**k for k in range(12) if 100 * blocks.fragmentation(lengths, 2**k) <= most
+        ),
+        # Trusts the mean of random lengths, where the lengths are given.
+        lambda lengths, most: max(
+            2**k for k in range(12) if 50 * (2**k - 1) <= most * sum(lengths) / len(lengths)
+        ),
     ),
 }
 

@@ -1,5 +1,6 @@
 """The pictures of the chapters; `kvlib.panel.Panel` shows them."""
 
+from kvlib.figures.blocks import RequestRows, SequenceBlocks, SmallCurves
 from kvlib.figures.gather import DecodeStep, PageScatter, ReadPaths
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
@@ -16,4 +17,7 @@ __all__ = [
     "Picture",
     "PromptBar",
     "ReadPaths",
+    "RequestRows",
+    "SequenceBlocks",
+    "SmallCurves",
 ]
