@@ -189,11 +189,9 @@ def test_shared_blocks_return_with_the_last_holder(chapter):
     assert told["outcomes"]["LRU"][:2] == (["A1", "A2", "B1"], 260)  # 10 + 50 + 200
 
 
-def test_all_weights_zero_and_a_request_larger_than_the_budget_are_said(chapter):
+def test_all_weights_zero_is_said(chapter):
     with pytest.raises(ValueError, match="all weights are zero"):
         weigh(chapter, weights=(0, 0, 0))
-    with pytest.raises(ValueError, match="incoming=600; an empty cache has 500 blocks"):
-        chapter["decide"](chapter["hook"], 600, 500, 8000, {})
 
 
 def test_the_way_back_against_hand_worked_seconds(chapter):
@@ -205,4 +203,4 @@ def test_the_way_back_against_hand_worked_seconds(chapter):
     slow = chapter["way_back"](32_768, 0.5, 8000, "llama-3.1-8b", 30_000)
     # 60,000 * (8,000 * 131,072 / 0.5e9 - 1) = 65,829 tokens
     assert "even at 65,829 tokens: below, recomputing is faster" in slow["sentence"]
-    assert slow["title"].startswith("At 32,768 tokens recomputing is 1.4 times as fast")
+    assert slow["title"] == "32,768 tokens: recomputing is 1.4 times as fast as copying back"

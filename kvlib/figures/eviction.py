@@ -1,9 +1,11 @@
 """Pictures of evictions: who leaves under each policy, and the two ways back."""
 
+import math
+
 from matplotlib.collections import LineCollection, PolyCollection
 
 from kvlib.figures import style
-from kvlib.figures.picture import Picture, log2_axis
+from kvlib.figures.picture import Picture, log2_axis, spread
 
 _NUM_ROWS = 8  # residents the table has room for
 _COLUMNS = (466, 532, 598, 664)  # one for each policy
@@ -15,7 +17,7 @@ class EvictionTable(Picture):
     """Residents as rows, policies as columns that number who leaves; quotas and costs below."""
 
     width, height = 720, 512
-    cover_at = 0.5, 0.4
+    cover_at = 0.5, 0.6
 
     def build(self):
         axes = self._axes = self.figure.add_axes((0, 0, 1, 1))
@@ -104,7 +106,8 @@ class EvictionTable(Picture):
             boxes.append((_box(x - 17, _FLOOR - total, 34, total - useful), _SPARE))
             boxes.append((_box(x - 17, _FLOOR - useful, 34, useful), style.CACHE))
             self._write(x, _FLOOR + 13, f"{freed:,}", ha="center")
-            self._write(x, _FLOOR + 31, f"{seconds:.2f} s", ha="center", weight="bold")
+            price = f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"
+            self._write(x, _FLOOR + 31, price, ha="center", weight="bold")
         y = _FLOOR - _HIGHEST * missing / most
         self._write(690, 318, f"blocks freed; {missing:,} are needed", "right", style.LIMIT)
         return boxes, [[(436, y), (700, y)]]
@@ -136,7 +139,10 @@ class WaysBack(Picture):
         for (line, dot, tag), (name, curve) in zip(self._lines, curves.items(), strict=True):
             line.set_data(contexts, curve)
             dot.set_data([context], [here[name]])
-            tag.set(text=name, y=min(max(curve[-1], 1.5e-3), 7e3))
+            tag.set(text=name)
+        ends = [math.log10(min(max(curve[-1], 1.5e-3), 7e3)) for curve in curves.values()]
+        for (*_, tag), y in zip(self._lines, spread(ends, gap=0.4), strict=True):
+            tag.set_y(10**y)
         is_right = break_even > 2**15
         for artist in (self._even, self._even_tag):
             artist.set_visible(2**10 < break_even < 2**20)

@@ -18,14 +18,13 @@
 # - **First** choose *Run > Run All Cells*: until then the pictures stand still. A click opens folded code.
 
 # %%
-import json
 from collections import Counter
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
 from kvlib import checks, eviction, figures, memory, models, paged_cache, panel, units
+from kvlib._data import read_json
 
 # %% [markdown]
 # Every block is in use and the next request needs 200 more. In the cache lie one conversation of 2,000 blocks that nobody
@@ -33,7 +32,7 @@ from kvlib import checks, eviction, figures, memory, models, paged_cache, panel,
 
 
 # %% jupyter={"source_hidden": true}
-# What a policy reads of a sequence. A tenant's sequences share their shared blocks with each other.
+# What a policy reads of a sequence: a row is last use, uses, blocks, blocks shared with siblings of the tenant.
 @dataclass(frozen=True)
 class Resident:
     tenant: str
@@ -41,31 +40,16 @@ class Resident:
     use_count: int
     blocks: int
     shared: int = 0
-    has_siblings: bool = True
 
     def num_blocks(self):
         return self.blocks
 
     def reclaimable_blocks(self):
-        return self.blocks - self.shared * self.has_siblings
+        return self.blocks - self.shared
 
 
-# %% jupyter={"source_hidden": true}
-# The states of the cache. A row: last use, uses, blocks, shared blocks; the first letter is the tenant.
-def table(**rows):
-    return {seq_id: Resident(seq_id[0], *row) for seq_id, row in rows.items()}
-
-
-hook = table(A1=(3, 6, 2000), B1=(12, 1, 40), B2=(13, 1, 40), B3=(15, 1, 40), B4=(16, 1, 40), B5=(18, 1, 40))
-states = {
-    "three tenants": table(A1=(31, 12, 120), A2=(18, 9, 100), A3=(9, 4, 80), B1=(14, 2, 260), B2=(27, 1, 160),
-                           C1=(3, 7, 150), C2=(22, 3, 90), C3=(35, 1, 40)),
-    "four, D not listed": table(A1=(8, 5, 180), A2=(21, 2, 120), B1=(5, 4, 200), B2=(16, 3, 150), C1=(2, 6, 150),
-                                D1=(11, 2, 120), D2=(25, 1, 80)),
-    "a shared prefix": table(A1=(2, 3, 50, 40), A2=(6, 5, 50, 40), B1=(9, 4, 200), B2=(20, 8, 300), C1=(12, 2, 240),
-                             C2=(17, 6, 200)),
-    "nobody above quota": table(A1=(6, 3, 200), A2=(14, 4, 280), B1=(2, 5, 150), B2=(11, 2, 300)),
-}
+hook = {"A1": (3, 6, 2000), "B1": (12, 1, 40), "B2": (13, 1, 40), "B3": (15, 1, 40), "B4": (16, 1, 40), "B5": (18, 1, 40)}
+hook = {seq_id: Resident(seq_id[0], *row) for seq_id, row in hook.items()}
 
 
 # %% jupyter={"source_hidden": true}
@@ -76,44 +60,30 @@ def evict(residents, policy, missing):
         seq_id = policy.select_victim(left, missing - sum(gave.values()))
         gave[seq_id] = left.pop(seq_id).reclaimable_blocks()
         sharers = Counter(resident.tenant for resident in left.values() if resident.shared)
-        left = {
-            name: replace(resident, has_siblings=sharers[resident.tenant] > 1) for name, resident in left.items()
-        }
+        left = {name: r if sharers[r.tenant] > 1 else replace(r, shared=0) for name, r in left.items()}
     return gave
 
 
-# %% jupyter={"source_hidden": true}
-# The four policies on one state, as the picture needs them.
 def policies_of(weights, budget, rate=8000, block_size=16, only_over_quota=True):
     fair = eviction.FairPolicy(weights, budget, only_over_quota=only_over_quota)
     cost = eviction.CostPolicy(block_size, rate)
     return {"LRU": eviction.LRUPolicy(), "LFU": eviction.LFUPolicy(), "Fair": fair, "Cost": cost}
 
 
-def recompute(residents, gave, rate, block_size=16):
-    tokens = sum(eviction.recompute_tokens(residents[seq_id], block_size) for seq_id in gave)
-    return eviction.recompute_seconds(tokens, rate)
-
-
-def used_blocks(residents):  # what everybody together would give back: shared blocks count once
-    return sum(evict(residents, eviction.LRUPolicy(), 10**9).values())
-
-
 # %% jupyter={"source_hidden": true}
 # The numbers of both eviction panels.
 def decide(residents, incoming, budget, rate, weights, block_size=16, only_over_quota=True):
-    missing = eviction.overflow_blocks(used_blocks(residents), incoming, budget)
-    if incoming > budget:
-        raise ValueError(f"incoming={incoming:,}; an empty cache has {budget:,} blocks. Lower it or raise the budget.")
-    outcomes, usage = {}, Counter()
+    used = sum(evict(residents, eviction.LRUPolicy(), 10**9).values())  # shared blocks count once
+    missing, outcomes, usage = eviction.overflow_blocks(used, incoming, budget), {}, Counter()
     for name, policy in policies_of(weights, budget, rate, block_size, only_over_quota).items():
         gave = evict(residents, policy, missing)
-        outcomes[name] = list(gave), sum(gave.values()), recompute(residents, gave, rate, block_size)
+        tokens = sum(eviction.recompute_tokens(residents[seq_id], block_size) for seq_id in gave)
+        outcomes[name] = list(gave), sum(gave.values()), eviction.recompute_seconds(tokens, rate)
     for resident in residents.values():
         usage[resident.tenant] += resident.blocks
     quotas = eviction.fair_quotas(weights, budget, usage)
-    rows = [(name, r.tenant, r.last_access_step, r.use_count, r.blocks, r.shared) for name, r in residents.items()]
     tenants = {tenant: (usage[tenant], float(quotas[tenant])) for tenant in usage}
+    rows = [(seq_id, *astuple(resident)) for seq_id, resident in residents.items()]
     return {"rows": rows, "outcomes": outcomes, "missing": missing, "tenants": tenants}
 
 
@@ -127,7 +97,7 @@ def told(outcomes):
 
 
 def choose(incoming, budget, rate, block_size):
-    numbers, used = decide(hook, incoming, budget, rate, {}, block_size), used_blocks(hook)
+    numbers, used = decide(hook, incoming, budget, rate, {}, block_size), sum(r.blocks for r in hook.values())
     missing, prices = numbers["missing"], {name: seconds for name, (*_, seconds) in numbers["outcomes"].items()}
     title = f"{missing:,} blocks are missing: LRU costs {prices['LRU']:.1f} s of prefill, Cost {prices['Cost']:.1f} s"
     words = f"{used:,} blocks in use + {incoming:,} incoming - {budget:,} in the budget: {missing:,} must go. " \
@@ -144,7 +114,7 @@ panel.Panel(
     guess=panel.Guess(
         "200 blocks are missing. What is cheaper, if all come back?", ("one old, 2,000 blocks", "five young, 40 each", "the same")
     ),
-    incoming=panel.Slider("incoming [blocks]", 200, range(0, 1001, 20)),
+    incoming=panel.Slider("incoming blocks", 200, range(0, 1001, 20)),
     budget=panel.Slider("budget [blocks]", 2200, range(1000, 3001, 50)),
     rate=panel.Slider("prefill [tokens/s]", 8000, [500, 1000, 2000, 4000, 8000, 16_000, 32_000]),
     block_size=panel.Slider("block size", 16, [1, 8, 16, 32, 64, 128]),
@@ -203,12 +173,25 @@ def my_fair_victim(sequences, usage, quota):
     return min(candidates, key=lambda name: (sequences[name].last_access_step, name))
 
 
-for residents in states.values():
-    usage = {tenant: sum(r.blocks for r in residents.values() if r.tenant == tenant) for tenant in "ABCD"}
-    usage = {tenant: held for tenant, held in usage.items() if held}
-    victim = my_fair_victim(residents, usage, eviction.fair_quotas({}, 1000, usage))
-    assert victim == eviction.FairPolicy({}, 1000).select_victim(residents)
+usage, quota = {"A": 2000, "B": 200}, eviction.fair_quotas({}, 2200, ["A", "B"])
+assert my_fair_victim(hook, usage, quota) == eviction.FairPolicy({}, 2200).select_victim(hook) == "A1"
 eviction.recompute_seconds(2000 * 16, 8000)
+
+# %% jupyter={"source_hidden": true}
+# More states of the cache. A row: last use, uses, blocks, shared blocks; the first letter is the tenant.
+def table(**rows):
+    return {seq_id: Resident(seq_id[0], *row) for seq_id, row in rows.items()}
+
+
+states = {
+    "three tenants": table(A1=(31, 12, 120), A2=(18, 9, 100), A3=(9, 4, 80), B1=(14, 2, 260), B2=(27, 1, 160),
+                           C1=(3, 7, 150), C2=(22, 3, 90), C3=(35, 1, 40)),
+    "four, D not listed": table(A1=(8, 5, 180), A2=(21, 2, 120), B1=(5, 4, 200), B2=(16, 3, 150), C1=(2, 6, 150),
+                                D1=(11, 2, 120), D2=(25, 1, 80)),
+    "a shared prefix": table(A1=(2, 3, 50, 40), A2=(6, 5, 50, 40), B1=(9, 4, 200), B2=(20, 8, 300), C1=(12, 2, 240),
+                             C2=(17, 6, 200)),
+    "nobody above quota": table(A1=(6, 3, 200), A2=(14, 4, 280), B1=(2, 5, 150), B2=(11, 2, 300)),
+}
 
 # %% [markdown]
 # ## Worked by hand
@@ -229,8 +212,8 @@ orders
 # %% [markdown]
 # ## Whose quota?
 #
-# Drag a weight and watch the victim of **Fair** jump to another tenant, while the other three policies do not look at tenants at
-# all. D is in no list of weights: such a tenant weighs 1.
+# Drag the weight of B to 2: its quota grows to 500, now A is furthest above its own, and the victim of **Fair** jumps from B1 to A3.
+# The other three policies do not look at tenants at all. In the state "four, D not listed" nobody gave D a weight; it weighs 1.
 
 
 # %% jupyter={"source_hidden": true}
@@ -271,7 +254,7 @@ panel.Panel(
     figures.EvictionTable(),
     weigh,
     assumptions={
-        "incoming": panel.Slider("incoming [blocks]", 120, range(0, 601, 10)),
+        "incoming": panel.Slider("incoming blocks", 120, range(0, 601, 10)),
         "budget": panel.Slider("budget [blocks]", 1000, range(600, 1501, 50)),
         "rate": panel.Slider("prefill [tokens/s]", 8000, [500, 1000, 2000, 4000, 8000, 16_000, 32_000]),
         "wording": panel.Choice("Fair looks at", next(iter(wordings)), wordings),
@@ -417,7 +400,7 @@ round(above, 4), round(eviction.jain_index(held, {}), 4)
 # blocks of 512 tokens; the figures are recorded in `data/trace_figures.json`:
 
 # %%
-merged = json.loads(Path("../data/trace_figures.json").read_text())["merged"]
+merged = read_json("trace_figures.json")["merged"]
 at = merged["capacity_blocks"].index(10_000)
 for name in ("lru", "fair"):
     record = merged["engine_order"][name]
@@ -475,9 +458,10 @@ def way_back(context, link, rate, model, attention):
 # The third panel in words.
 def way_back_words(model, context, link, rate, attention, here, even, token):
     winner, loser = sorted(here, key=here.get)
+    times = f"{here[loser] / here[winner]:,.1f}" if here[loser] < 100 * here[winner] else f"{here[loser] / here[winner]:,.0f}"
     call = panel.as_python(eviction.break_even_tokens, token, link * 1e9, rate, attention)
     return {
-        "title": f"At {context:,} tokens {winner} is {here[loser] / here[winner]:,.1f} times as fast as {loser}",
+        "title": f"{context:,} tokens: {winner} is {times} times as fast as {loser}",
         "sentence": f"{model}, {context:,} tokens: recomputing at {rate:,} tokens/s (twice the work at {attention:,}) takes "
         f"{here['recomputing']:,.2f} s, copying {units.format_bytes(token * context)} back at {link:g} GB/s "
         f"{here['copying back']:,.3f} s. They are even at {round(even):,} tokens: "
