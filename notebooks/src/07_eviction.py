@@ -32,7 +32,7 @@ from kvlib._data import read_json
 
 
 # %% jupyter={"source_hidden": true}
-# What a policy reads of a sequence: a row is last use, uses, blocks, blocks shared with siblings of the tenant.
+# What a policy reads of a sequence; siblings of one tenant share the shared blocks.
 @dataclass(frozen=True)
 class Resident:
     tenant: str
@@ -134,22 +134,22 @@ short_by_20["Cost"]
 # %% [markdown]
 # ## The formula
 #
-# $$o = \max(0,\; U + \Delta b - B) \tag{7.1}$$
+# $$\text{overflow} = \max(0,\; U + \Delta b - B_{total}) \tag{7.1}$$
 #
 # $$\text{LRU: } \arg\min_i\, t_i \qquad \text{LFU: } \arg\min_i\, (c_i,\, t_i) \tag{7.2}$$
 #
-# $$q_t = \frac{w_t}{\sum_{t'} w_{t'}}\, B, \qquad u_t = \sum_{i \in t} n_i, \qquad
+# $$q_t = \frac{w_t}{\sum_{t'} w_{t'}}\, B_{total}, \qquad u_t = \sum_{i \in t} n_i, \qquad
 # t^* = \arg\max_{t:\, u_t > q_t} (u_t - q_t), \qquad \text{Fair: } \arg\min_{i \in t^*} t_i \tag{7.3}$$
 #
 # $$\text{seconds}(i) \approx \frac{n_i \cdot \text{block\_size}}{P}, \qquad
-# \text{Cost: } \arg\min_i\, \left(\frac{\text{seconds}(i)}{\min(r_i,\, o)},\, t_i\right) \tag{7.4}$$
+# \text{Cost: } \arg\min_i\, \left(\frac{\text{seconds}(i)}{\min(r_i,\, \text{overflow})},\, t_i\right) \tag{7.4}$$
 #
 # | symbol | name in code | meaning | unit | value today |
 # |---|---|---|---|---|
 # | $U$ | `used_blocks` | blocks in use, shared ones counted once | blocks | 2,200 |
 # | $\Delta b$ | `delta_blocks` | blocks about to be added | blocks | 200 |
-# | $B$ | `budget_blocks`, `total_blocks` | blocks that exist | blocks | 2,200 |
-# | $o$ | `overflow_blocks` | blocks that must be freed first | blocks | 200 |
+# | $B_{total}$ | `budget_blocks`, `total_blocks` | blocks that exist | blocks | 2,200 |
+# | $\text{overflow}$ | `overflow_blocks` | blocks that must be freed first | blocks | 200 |
 # | $t_i$ | `last_access_step` | when sequence $i$ was last used | steps | 3 (A1) |
 # | $c_i$ | `use_count` | how often sequence $i$ was used | - | 6 (A1) |
 # | $n_i$ | `num_blocks` | blocks in the table of sequence $i$, shared or not | blocks | 2,000 (A1) |
@@ -159,7 +159,7 @@ short_by_20["Cost"]
 # | $u_t$ | `usage` | blocks that the sequences of tenant $t$ hold | blocks | 2,000 (A) |
 # | $P$ | `prefill_tokens_per_second` | prefill throughput at the start of a context | tokens/s | 8,000 |
 #
-# LRU ranks by age, $t_{now} - t_i$, so the oldest access leaves first. LFU counts uses and breaks ties by age. Fair first asks
+# LRU ranks by age, $t_{now} - t_i$ (`eviction.lru_score`), so the oldest access leaves first. LFU counts uses and breaks ties by age. Fair first asks
 # which *tenant* holds most above its quota, and only then for that tenant's oldest; if nobody is above, the oldest of all
 # leaves. Cost divides what a victim costs to prefill again by the blocks that help. Remaining ties: the smaller name.
 # Units: blocks · tokens per block / (tokens per second) = seconds.
