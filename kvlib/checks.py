@@ -8,6 +8,7 @@ import numpy as np
 
 from kvlib._data import read_json
 from kvlib.blocks import appended_blocks, blocks_needed, fragmentation, tail_waste
+from kvlib.eviction import break_even_tokens
 from kvlib.gather import gather_bytes, gather_kv
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequence_kv_bytes
 from kvlib.models import LayerGroup, ModelShape
@@ -438,6 +439,83 @@ def check_largest_block_size(answer):
         lambda rng: ([rng.randint(1, 5000) for _ in range(5)], rng.choice([1, 2, 4, 10])),
         _expected,
     )
+
+
+def check_paying_tenant(answer):
+    """Check exercise 7.1: the tenant that is furthest above its quota.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``paying_tenant(usage, quotas)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        tenants = "ABCD"[: rng.randint(2, 4)]
+        return tuple({t: rng.randint(0, most) for t in tenants} for most in (6, 12))
+
+    def _expected(usage, quotas):
+        excess = {tenant: usage[tenant] - quotas[tenant] for tenant in usage}
+        payer = max(excess, key=lambda tenant: (excess[tenant], tenant))
+        return payer if excess[payer] > 0 else "nobody"
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_blocks_back(answer):
+    """Check exercise 7.2: the blocks that a victim really gives back.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``blocks_back(victim, others)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        tables = [rng.sample(range(12), rng.randint(1, 8)) for _ in range(rng.randint(1, 4))]
+        return tables[0], tables[1:]
+
+    def _expected(victim, others):
+        return sum(not any(block in table for table in others) for block in victim)
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_faster_way(answer):
+    """Check exercise 7.3: whether to copy an evicted context back or to recompute it.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``faster_way(num_tokens, bytes_per_token, bytes_per_second,
+        prefill_tokens_per_second, attention_tokens)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        link = rng.choice([0.25, 0.5, 1, 2, 25]) * 1e9
+        model = rng.choice([70_272, 131_072, 327_680])
+        return rng.randint(1, 200_000), model, link, rng.choice([2000.0, 8000.0]), 30_000
+
+    def _expected(num_tokens, bytes_per_token, bytes_per_second, rate, attention_tokens):
+        even = break_even_tokens(bytes_per_token, bytes_per_second, rate, attention_tokens)
+        return "copy" if num_tokens >= even else "recompute"
+
+    return _check(answer, _make_case, _expected)
 
 
 def _check(answer, make_case, expected):

@@ -74,6 +74,26 @@ EXERCISES = {
             2**k for k in range(12) if 50 * (2**k - 1) <= most * sum(lengths) / len(lengths)
         ),
     ),
+    checks.check_paying_tenant: (
+        lambda usage, quotas: (
+            max((usage[t] - quotas[t], t) for t in usage if usage[t] > quotas[t])[1]
+            if any(usage[t] > quotas[t] for t in usage)
+            else "nobody"
+        ),
+        lambda usage, quotas: max(usage, key=lambda t: (usage[t] - quotas[t], t)),
+    ),
+    checks.check_blocks_back: (
+        lambda victim, others: len(set(victim) - {b for table in others for b in table}),
+        lambda victim, others: len(victim),
+    ),
+    checks.check_faster_way: (
+        lambda tokens, token_bytes, link, rate, attention: (
+            "copy" if token_bytes / link <= (1 + tokens / (2 * attention)) / rate else "recompute"
+        ),
+        lambda tokens, token_bytes, link, rate, attention: (
+            "copy" if token_bytes / link <= 1 / rate else "recompute"  # forgets attention
+        ),
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """The pictures of the chapters; `kvlib.panel.Panel` shows them."""
 
 from kvlib.figures.blocks import RequestRows, SequenceBlocks, SmallCurves
+from kvlib.figures.eviction import EvictionTable, WaysBack
 from kvlib.figures.gather import DecodeStep, PageScatter, ReadPaths
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
@@ -9,6 +10,7 @@ from kvlib.figures.pool import BlockPool, ForkSaving, PromptBar
 __all__ = [
     "BlockPool",
     "DecodeStep",
+    "EvictionTable",
     "FactorTiles",
     "ForkSaving",
     "MemoryCurve",
@@ -20,4 +22,5 @@ __all__ = [
     "RequestRows",
     "SequenceBlocks",
     "SmallCurves",
+    "WaysBack",
 ]
