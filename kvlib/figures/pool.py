@@ -84,9 +84,9 @@ class BlockPool(Picture):
                 who = "".join(owners[block])
                 is_low = tall - level >= 12  # the letters fit above the fill
                 ink = style.INK if len(who) > 1 else look if is_low else style.PAPER
-                who = who if len(who) < 4 else f"{who[0]}…{who[-1]}"
+                who = who if len(who) < 5 else f"{who[0]}…{who[-1]}"
                 middle = (tall - level) / 2 if is_low else tall - level / 2
-                self._say(x + 18, y + middle, who, 9, ink, "bold", "mm")
+                self._say(x + 18, y + middle, who, 9 if len(who) < 4 else 7.5, ink, "bold", "mm")
             is_touched = block in frame.written
             edge = style.INK if is_touched else style.SOFT if look else _EDGE
             face = "none" if look else _FREE

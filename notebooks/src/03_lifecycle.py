@@ -283,6 +283,9 @@ def blocks_to_hold_back(num_sequences, num_steps, block_size):
 checks.check_blocks_to_hold_back(blocks_to_hold_back)
 
 # %% [markdown]
+# A tail may be full, so each sequence may need a block at its very first step: 5 blocks are a promise to 5 sequences, or evict until 8 are free (chapter 7).
+
+# %% [markdown]
 # ## What the formula leaves out
 #
 # - A shared tail: a write copies it first, one block more (chapter 4).

@@ -141,7 +141,7 @@ def my_saving_blocks(num_branches, prefix_tokens, block_size, num_written):
 
 mine = [my_saving_blocks(4, 1_000, 16, written) for written in range(5)]
 assert mine == [sharing.prefix_saving_blocks(4, 1_000, 16, written) for written in range(5)]
-mine, sharing.prefix_saving_bytes(4, 1_000, block_bytes := 131_072) / (16 * block_bytes)
+mine, sharing.prefix_saving_bytes(4, 1_000, one_token := 131_072) / (16 * one_token)
 
 # %% [markdown]
 # ## What happens without the copy
@@ -181,12 +181,12 @@ def fork_and_append(append):
 
 
 # %%
-before, after = fork_and_append(append_as_listed)
-assert before != after
-print("as listed:    parent reads", before, "and, once the child has written,", after)
-before, after = fork_and_append(lambda manager, seq, k, v: manager.append_kv(seq, k, v))
-assert before == after
-print("with a copy:  parent reads", before, "and, once the child has written,", after)
+listed = fork_and_append(append_as_listed)
+copied = fork_and_append(lambda manager, seq, k, v: manager.append_kv(seq, k, v))
+assert listed[0] != listed[1]
+assert copied[0] == copied[1]
+print("as listed:   parent reads {}; once the child has written, {}".format(*listed))
+print("with a copy: parent reads {}; once the child has written, {}".format(*copied))
 
 # %% [markdown]
 # The child's token 90 stands where the parent's 70 was: the parent goes on with somebody else's memory, and no error says so. kvlib's append
