@@ -31,10 +31,6 @@ lengths = {name: replay.load_request_lengths(name) for name in replay.REQUEST_LE
 longest = int(lengths["azure-conversations"].max())
 
 
-def percent_empty(num_tokens, num_slots):
-    return round(100 * float(1 - np.mean(num_tokens) / np.mean(num_slots)), 2)
-
-
 def lost_call(source, block_size):
     """Python that gives the percentage of slots lost to tails."""
     return f"round(100 * {panel.as_python(blocks.fragmentation, source, block_size)}, 2)"
@@ -49,14 +45,14 @@ def source_of(traffic):
 def reserve_or_page(block_size, reserved, traffic, model):
     held, token_bytes = lengths[traffic], memory.kv_bytes_per_token(models.find_model(model))
     slots = block_size * blocks.blocks_needed(held, block_size)
-    idle, lost = percent_empty(held, reserved), percent_empty(held, slots)
-    idle_bytes, lost_bytes = (units.format_bytes(round(token_bytes * float(n.mean()))) for n in (reserved - held, slots - held))
+    idle, lost = 100 - 100 * held.mean() / reserved, round(100 * blocks.fragmentation(held, block_size), 2)
+    idle_bytes, lost_bytes = (units.format_bytes(round(token_bytes * empty.mean())) for empty in (reserved - held, slots - held))
     rows = np.quantile(held, (np.arange(25) + 0.5) / 25, method="nearest")
     return {
         "title": f"Reserving leaves {idle:.1f} % empty, blocks of {block_size:,} leave {lost:.2f} %",
-        "sentence": f"{traffic}, {held.mean():,.0f} tokens on average: reserving {reserved:,} slots for each leaves {idle:.1f} % of the memory empty, "
-        f"{idle_bytes} a request with {model}. Blocks of {block_size:,} leave {lost:,} %, {lost_bytes} a request, and hold "
-        f"{reserved / slots.mean():.1f} times as many requests. `{lost_call(source_of(traffic), block_size)}`",
+        "sentence": f"{traffic}, {held.mean():,.0f} tokens on average: reserving {reserved:,} slots for each leaves "
+        f"{idle:.1f} % of the memory empty, {idle_bytes} a request with {model}. Blocks of {block_size:,} leave {lost:,} %, "
+        f"{lost_bytes} a request, and hold {reserved / slots.mean():.1f} times as many requests. `{lost_call(source_of(traffic), block_size)}`",
         "lengths": rows, "slots": block_size * blocks.blocks_needed(rows, block_size), "reserved": reserved, "mean": held.mean(),
         "notes": (f"reserved and empty: {idle:.1f} %", f"empty in blocks of {block_size:,} (orange): {lost:.2f} %"),
     }
@@ -128,7 +124,7 @@ my_blocks(100, 16), my_tail_waste(100, 16), blocks.fragmentation([100], 16)
 # %% jupyter={"source_hidden": true}
 # What the second panel shows.
 def cut(num_tokens, block_size, model):
-    num_blocks, waste = blocks.blocks_needed(num_tokens, block_size), blocks.tail_waste(num_tokens, block_size)
+    num_blocks, waste = (count(num_tokens, block_size) for count in (blocks.blocks_needed, blocks.tail_waste))
     cost = units.format_bytes(waste * memory.kv_bytes_per_token(models.find_model(model)))
     mean = (block_size - 1) / 2
     tokens, many = (f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in ((num_tokens, "token"), (num_blocks, "block")))
@@ -138,7 +134,8 @@ def cut(num_tokens, block_size, model):
         f"{cost} of {model}. Over all lengths the mean is ({block_size} - 1) / 2 = {mean:g} empty slots a sequence. "
         f"`{panel.as_python(blocks.tail_waste, num_tokens, block_size)}`",
         "num_tokens": num_tokens, "block_size": block_size, "num_blocks": num_blocks,
-        "words": (f"{tokens} in {many} of {block_size}", f"{waste} empty", f"orange: empty slots, 0 to {block_size - 1}; dotted: their mean, {mean:g}"),
+        "words": (f"{tokens} in {many} of {block_size}", f"{waste} empty",
+                  f"orange: empty slots, 0 to {block_size - 1}; dotted: their mean, {mean:g}"),
     }
 
 
@@ -191,7 +188,7 @@ sweeps = {traffic: paging_of(num_tokens, every_size) for traffic, num_tokens in 
 def panes_of(curves, mean, here, block_size, token_mib):
     random = (every_size - 1) / 2
     dashed = random, 100 * random / (mean + random), (mean + random) / every_size
-    words = f"{here[0]:,.2f} empty slots a request", f"{here[1]:.2f} % of the slots are empty", f"{here[2]:,.1f} table entries a request"
+    words = f"{here[0]:,.2f} empty slots a request", f"{here[1]:.2f} % of the slots are empty", f"{here[2]:,.1f} table entries"
     panes = [
         (text, (every_size, curve), (every_size, beside), ([block_size], [value]))
         for text, curve, beside, value in zip(words, curves, dashed, here, strict=True)
@@ -203,18 +200,27 @@ def panes_of(curves, mean, here, block_size, token_mib):
 
 # %% jupyter={"source_hidden": true}
 # The third panel in words.
-def trade_off(block_size, traffic, length, model):
-    held = lengths.get(traffic, np.array([length]))
-    mean, here, token_bytes = float(held.mean()), np.ravel(paging_of(held, block_size)).tolist(), memory.kv_bytes_per_token(models.find_model(model))
+def trade_words(who, model, block_size, here, lost, token_bytes, mean):
     reserving, lost_bytes = (units.format_bytes(round(slots * token_bytes)) for slots in (longest - mean, here[0]))
-    call = lost_call(source_of(traffic) if traffic in lengths else [length], block_size)
-    who = traffic if traffic in lengths else f"Requests of length {length:,}"
+    return f"{who} in blocks of {block_size:,}: {here[0]:,.2f} empty slots a request (random lengths: " \
+        f"{(block_size - 1) / 2:,g}), {lost:,} % of all, {lost_bytes} with {model}, for {here[2]:,.1f} table entries. " \
+        f"Reserving {longest:,} slots leaves {reserving} empty."
+
+
+# %% jupyter={"source_hidden": true}
+# What the third panel shows for its controls.
+def trade_off(block_size, traffic, length, model):
+    held, who, source = np.array([length]), f"Requests of length {length:,}", [length]
+    if traffic in lengths:
+        held, who, source = lengths[traffic], traffic, source_of(traffic)
+    mean, here = float(held.mean()), np.ravel(paging_of(held, block_size)).tolist()
+    lost = round(100 * blocks.fragmentation(held, block_size), 2)
+    token_bytes = memory.kv_bytes_per_token(models.find_model(model))
+    curves = sweeps[traffic] if traffic in sweeps else paging_of(held, every_size)
     return {
-        "title": f"Blocks of {block_size:,}: {here[1]:.2f} % lost, {here[2]:,.1f} table entries a request",
-        "sentence": f"{who} in blocks of {block_size:,}: {here[0]:,.2f} empty slots a request (random lengths: {(block_size - 1) / 2:,g}), "
-        f"{round(here[1], 2):,} % of all, {lost_bytes} with {model}, for {here[2]:,.1f} table entries. "
-        f"Reserving {longest:,} slots leaves {reserving} empty. `{call}`",
-        "panes": panes_of(sweeps[traffic] if traffic in sweeps else paging_of(held, every_size), mean, here, block_size, token_bytes / units.MiB),
+        "title": f"Blocks of {block_size:,}: {lost:.2f} % lost, {here[2]:,.1f} table entries a request",
+        "sentence": f"{trade_words(who, model, block_size, here, lost, token_bytes, mean)} `{lost_call(source, block_size)}`",
+        "panes": panes_of(curves, mean, here, block_size, token_bytes / units.MiB),
     }
 
 
@@ -259,10 +265,10 @@ def overhead_bytes(block_size):
 {block_size: units.format_bytes(overhead_bytes(block_size)) for block_size in (1, 16, 64, 256, 2048)}
 
 # %% [markdown]
-# By bytes alone, blocks of one token would win. Larger blocks win time: fewer entries to look up, count and hash, and longer runs of
-# memory for the kernel (chapter 6). Smaller ones win sharing, as only full blocks are shared (chapter 4). PagedAttention's authors
-# measured both ends and took 16 (reference 1, section 7.2). They also found servers that reserve to use 20 to 38 % of their cache memory
-# (section 1); those had shorter limits than the one here.
+# By bytes alone, blocks of one token would win. Larger blocks win time: fewer entries to look up, count and hash, and longer
+# runs of memory for the kernel (chapter 6). Smaller ones win sharing, as only full blocks are shared (chapter 4). PagedAttention's
+# authors measured both ends and took 16 (reference 1, section 7.2). They also found that servers that reserve hold tokens in only
+# 20 to 38 % of their cache memory (section 1); those had shorter limits than the one here.
 #
 # ## Against published numbers
 #
@@ -338,8 +344,8 @@ def empty_slots(lengths, block_size):
 checks.check_empty_slots(empty_slots)
 
 # %% [markdown]
-# **2.2** Transfer. A kernel wants the largest block there is, but at most `most_percent` % of the slots may be lost. Which power of two
-# from 1 to 2,048 do you give it? (2 lines) Then decide: with 4 % to lose, which of the two Azure services gets blocks of 128?
+# **2.2** Transfer. A kernel wants blocks as large as possible, but at most `most_percent` % of the slots may be lost. Which power of
+# two from 1 to 2,048 do you give it? (2 lines) Then decide: with 4 % to lose, which of the two Azure services gets blocks of 128?
 
 
 # %%
@@ -355,8 +361,8 @@ checks.check_largest_block_size(largest_block_size)
 # ## What the formula leaves out
 #
 # - Sharing: slots are counted per block in memory, so a tail that $k$ sequences share is paid once, not $k$ times (minus; chapter 4).
-# - Sliding windows: a window that starts inside a block keeps that block whole, up to `block_size - 1` tokens more per sequence and window
-#   layer (plus; `memory.sequence_kv_bytes(..., block_size=)` counts it).
+# - Sliding windows: a window that starts inside a block keeps that block whole, up to `block_size - 1` tokens more per sequence in
+#   such layers (plus; `memory.sequence_kv_bytes(..., block_size=)` counts it).
 # - Padding of layer groups: vLLM pads Gemma-3-27B's 52 window layers to 60, whole groups of 10 (plus 13 % of 62 layers).
 # - Slots for drafted tokens: speculative decoding allocates a few slots ahead (plus, at most the draft length per sequence).
 # - The pool's own remainder: what is left of the memory after whole blocks (plus, less than one block).
@@ -365,8 +371,8 @@ checks.check_largest_block_size(largest_block_size)
 #
 # ## References
 #
-# 1. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, arXiv:2309.06180, sections 1, 3.1,
-#    4.1 and 7.2.
+# 1. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, arXiv:2309.06180,
+#    sections 1, 3.1, 4.1 and 7.2.
 # 2. Patel et al., "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA 2024, section 3 (the requests).
 # 3. vLLM, docs/design/hybrid_kv_cache_manager.md (windows, padded groups).
 # 4. Data: `data/README.md`.
