@@ -3,6 +3,7 @@
 from kvlib.figures.gather import DecodeStep, PageScatter, ReadPaths
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
+from kvlib.figures.start import WhyCache, contact_sheet
 
 __all__ = [
     "DecodeStep",
@@ -12,4 +13,6 @@ __all__ = [
     "PageScatter",
     "Picture",
     "ReadPaths",
+    "WhyCache",
+    "contact_sheet",
 ]
