@@ -6,6 +6,7 @@ from kvlib.figures.gather import DecodeStep, PageScatter, ReadPaths
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
 from kvlib.figures.pool import BlockPool, ForkSaving, PromptBar
+from kvlib.figures.start import WhyCache, contact_sheet
 
 __all__ = [
     "BlockPool",
@@ -23,4 +24,6 @@ __all__ = [
     "SequenceBlocks",
     "SmallCurves",
     "WaysBack",
+    "WhyCache",
+    "contact_sheet",
 ]

@@ -182,7 +182,7 @@ class Picture:
             "RGB", (picture.width, picture.height + 34 * len(lines) + 30), style.PAPER
         )
         image.paste(picture)
-        place = {"font": _font("DejaVu Sans:normal", 22), "fill": style.INK, "spacing": 10}
+        place = {"font": font("DejaVu Sans:normal", 22), "fill": style.INK, "spacing": 10}
         ImageDraw.Draw(image).text((28, picture.height + 8), "\n".join(lines), **place)
         file = io.BytesIO()
         image.quantize(256).save(file, "png", optimize=True)
@@ -224,7 +224,7 @@ def _palette(colours):
 
 
 @functools.cache
-def _font(family_and_weight, pixels):
+def font(family_and_weight, pixels):
     return ImageFont.truetype(findfont(family_and_weight), pixels)
 
 
@@ -232,7 +232,7 @@ def _font(family_and_weight, pixels):
 def _stamp(words, family_and_weight, pixels, anchor, align, stroke_width):
     """Return the mask of a text and where its corner lies from the anchor; most words recur."""
     look = {"anchor": anchor, "align": align, "stroke_width": stroke_width}
-    look["font"] = _font(family_and_weight, pixels)
+    look["font"] = font(family_and_weight, pixels)
     measure = ImageDraw.Draw(Image.new("L", (1, 1)))
     left, top, right, bottom = map(int, measure.textbbox((0, 0), words, **look))
     mask = Image.new("L", (right - left + 2, bottom - top + 2))

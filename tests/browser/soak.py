@@ -1,0 +1,112 @@
+"""Move controls of all chapters at random for minutes; nothing may break, and memory must stay.
+
+python tests/browser/soak.py [--minutes 10] [--seed 0] [chapter ...]
+
+Fails on a traceback in a page or in the server's log, on a picture that is not there, on a number
+box that disagrees with its slider's last value, and on a kernel that grows by more than 150 MiB.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.browser import lab
+
+KEYS = ["ArrowRight"] * 6 + ["ArrowLeft"] * 6 + ["PageUp", "PageDown", "Home", "End"]
+MAX_GROWTH = 150 * 2**20
+
+
+def kernel_bytes():
+    """Return the memory of the largest kernel that this process' server runs."""
+    family = psutil.Process().children(recursive=True)
+    kernels = [p for p in family if "ipykernel_launcher" in " ".join(p.cmdline())]
+    return max((p.memory_info().rss for p in kernels), default=0)
+
+
+def poke(root, rng):
+    """Move one control of a panel; return its label, or None if it was not a slider."""
+    kind = rng.choice(["slider"] * 6 + ["list", "reset"])
+    if kind == "list" and (lists := root.get_by_role("combobox").all()):
+        chosen = rng.choice(lists)
+        chosen.select_option(rng.choice(chosen.locator("option").all_inner_texts()))
+    elif kind == "reset":
+        root.get_by_role("button", name="Reset").click()
+    elif sliders := [s for s in root.get_by_role("slider").all() if s.is_visible()]:
+        slider = rng.choice(sliders)
+        slider.focus()
+        for _ in range(rng.randint(1, 25)):
+            slider.page.keyboard.press(rng.choice(KEYS))
+
+
+def check(page, root):
+    """Wait until a panel is idle; its picture must be there, its page without errors."""
+    page.wait_for_timeout(900)
+    image = root.locator("img.kv-picture")
+    assert image.evaluate("i => i.complete && i.naturalWidth > 0"), "no picture"
+    assert image.evaluate("i => i.naturalWidth") == 1440, "not sharp when idle"
+    assert root.locator(".kv-sentence .widget-html-content").inner_text(), "no sentence"
+    for kind in ("error", "stderr"):
+        shown = page.locator(f"[data-mime-type='application/vnd.jupyter.{kind}']")
+        assert shown.count() == 0, shown.all_inner_texts()
+
+
+def soak(page, base_url, name, seconds, rng):
+    """Move controls of one chapter; return how often, and the kernel's memory before and after."""
+    lab.open_chapter(page, base_url, name)
+    roots = page.locator(".kv-panel").all()
+    for root in roots:
+        root.scroll_into_view_if_needed()
+        for button in ("Just show me", "Assumptions"):
+            found = root.get_by_role("button", name=button)
+            if found.count() and found.is_visible():
+                found.click()
+    moves, before, end = 0, None, time.monotonic() + seconds
+    while time.monotonic() < end:
+        root = rng.choice(roots)
+        for _ in range(10):
+            poke(root, rng)
+            moves += 1
+        check(page, root)
+        if before is None and time.monotonic() > end - seconds * 0.6:
+            before = kernel_bytes()  # warm by now: backgrounds and fonts are cached
+    after = kernel_bytes()
+    lab.stop_kernels(page)
+    return moves, before or after, after
+
+
+def main():
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("chapters", nargs="*")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    names = arguments.chapters or sorted(p.stem for p in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
+    rng, share = random.Random(arguments.seed), arguments.minutes * 60 / len(names)
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=lab.chromium_path(), args=lab.CHROMIUM_FLAGS
+        )
+        page = chromium.new_page(viewport={"width": 1200, "height": 1000})
+        with lab.lab_server(home) as base_url:
+            for name in names:
+                moves, before, after = soak(page, base_url, name, share, rng)
+                grown = (after - before) / 2**20
+                print(
+                    f"{name:<24} {moves:5d} moves, kernel {after / 2**20:,.0f} MiB, {grown:+,.0f}"
+                )
+                assert after - before < MAX_GROWTH, f"{name}: the kernel grew by {grown:,.0f} MiB"
+        log = (Path(home) / "lab.log").read_text()
+        assert "Traceback" not in log, log[-3000:]
+        chromium.close()
+
+
+if __name__ == "__main__":
+    main()
