@@ -77,27 +77,27 @@ panel.Panel(
 )
 
 # %% [markdown]
-# Instead, a paged cache cuts memory into blocks of $B$ slots and gives a sequence one block at a time, anywhere in memory; a block
+# Instead, a paged cache cuts memory into blocks of $B_{block}$ slots and gives a sequence one block at a time, anywhere in memory; a block
 # table lists them in order. Only the last block, the tail, can be partly empty.
 #
 # ## The formula
 #
-# $$n = \left\lceil T / B \right\rceil \tag{2.1}$$
+# $$n_{blocks} = \left\lceil T / B_{block} \right\rceil \tag{2.1}$$
 #
-# $$w = (B - T \bmod B) \bmod B = n B - T \tag{2.2}$$
+# $$w_{tail} = (B_{block} - T \bmod B_{block}) \bmod B_{block} = n_{blocks} B_{block} - T \tag{2.2}$$
 #
-# $$\varphi = \sum w \,/ \sum n B \tag{2.3}$$
+# $$\varphi = \sum w_{tail} \,/ \sum n_{blocks} B_{block} \tag{2.3}$$
 #
 # | symbol | name in code | meaning | unit | value today |
 # |---|---|---|---|---|
 # | $T$ | `num_tokens` | tokens of the sequence | tokens | 100 |
-# | $B$ | `block_size` | slots of one block | tokens | 16 |
-# | $n$ | `num_blocks` | blocks of the sequence, entries of its block table | blocks | 7 |
-# | $w$ | `tail_waste` | empty slots in the last block | tokens | 12 |
+# | $B_{block}$ | `block_size` | slots of one block | tokens/block | 16 |
+# | $n_{blocks}$ | `blocks_needed` | blocks of one sequence | blocks | 7 |
+# | $w_{tail}$ | `tail_waste` | empty slots in the last block | tokens | 12 |
 # | $\varphi$ | `fragmentation` | share of allocated slots that hold no token | - | 0.107 |
 #
-# All blocks but the last are full; the last may be partly empty but occupies a whole block: that is why $T / B$ is rounded up.
-# What $n$ blocks hold beyond $T$ is the waste, 0 when $B$ divides $T$ and at most $B - 1$. Blocks that nobody uses do not count in
+# All blocks but the last are full; the last may be partly empty but occupies a whole block: that is why $T / B_{block}$ is rounded up.
+# What $n_{blocks}$ blocks hold beyond $T$ is the waste, 0 when $B_{block}$ divides $T$ and at most $B_{block} - 1$. Blocks that nobody uses do not count in
 # $\varphi$: it measures what paging loses, not how full the memory is. Units: blocks · tokens per block - tokens = tokens.
 
 
@@ -154,9 +154,9 @@ panel.Panel(
 )
 
 # %% [markdown]
-# Over $B$ consecutive lengths the waste takes each value from 0 to $B - 1$ once. So if the lengths are spread over many blocks,
+# Over $B_{block}$ consecutive lengths the waste takes each value from 0 to $B_{block} - 1$ once. So if the lengths are spread over many blocks,
 #
-# $$E[w] = (B - 1) / 2, \qquad \varphi \approx E[w] \,/\, (E[T] + E[w]) \tag{2.4}$$
+# $$E[w_{tail}] = (B_{block} - 1) / 2, \qquad \varphi \approx E[w_{tail}] \,/\, (E[T] + E[w_{tail}]) \tag{2.4}$$
 #
 # One sequence pays half a block, whatever its length; only the share falls with the length. Real requests at block size 16:
 

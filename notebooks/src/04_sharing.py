@@ -117,7 +117,7 @@ panel.Panel(
 #
 # $$\Delta M = (k - 1) \, M(T_{prefix}) \tag{4.1}$$
 #
-# $$n_{saved} = (k - 1) \left\lfloor \frac{T_{prefix}}{B_{block}} \right\rfloor + [\,T_{prefix} \bmod B_{block} > 0\,] \, \max(0,\ k - 1 - w) \tag{4.2}$$
+# $$n_{saved} = (k - 1) \left\lfloor \frac{T_{prefix}}{B_{block}} \right\rfloor + [\,T_{prefix} \bmod B_{block} > 0\,] \, \max(0,\ k - 1 - k_w) \tag{4.2}$$
 #
 # | symbol | name in code | meaning | unit | value today |
 # |---|---|---|---|---|
@@ -125,7 +125,7 @@ panel.Panel(
 # | $n_{saved}$ | `prefix_saving_blocks` | whole blocks saved by sharing a prefix | blocks | 188 |
 # | $k$ | `num_branches` | sequences that start with the prefix | sequences | 4 |
 # | $T_{prefix}$ | `prefix_tokens` | length of the shared prefix | tokens | 1,000 |
-# | $w$ | `num_written` | branches that have appended since the fork | sequences | 1 |
+# | $k_w$ | `num_written` | branches that have appended since the fork | sequences | 1 |
 # | $B_{block}$ | `block_size` | slots of one block | tokens/block | 16 |
 #
 # Without sharing, $k$ copies of the prefix are kept, with sharing one: (4.1) is the difference. Blocks are whole, so a cache saves $(k - 1)\lceil T_{prefix} / B_{block} \rceil$
