@@ -1,16 +1,11 @@
 """Chapter 7: its sentences against hand-worked integers, its pictures against the numbers drawn."""
 
-from pathlib import Path
-
-import jupytext
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
 from kvlib import figures
 from kvlib.figures import style
-
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 ROWS = [("A1", "A", 3, 6, 2000, 0), ("B1", "B", 12, 1, 40, 30), ("B2", "B", 13, 1, 100, 30)]
 OUTCOMES = {
@@ -22,16 +17,9 @@ OUTCOMES = {
 TENANTS = {"A": (2000, 1100.0), "B": (140, 1100.0)}
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    """Run the chapter's code; return its names."""
-    names = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(NOTEBOOKS)
-        for cell in jupytext.read(NOTEBOOKS / "src" / "07_eviction.py").cells:
-            if cell.cell_type == "code":
-                exec(compile(cell.source, "07_eviction.py", "exec"), names)
-    return names
+@pytest.fixture
+def chapter(run_chapter):
+    return run_chapter("07_eviction")
 
 
 def drawn(missing=100, **changes):

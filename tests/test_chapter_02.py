@@ -1,14 +1,9 @@
 """Chapter 2: its pictures draw their numbers, its sentences say what one works out by hand."""
 
-from pathlib import Path
-
-import jupytext
 import numpy as np
 import pytest
 
-from kvlib import figures, panel
-
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+from kvlib import figures
 
 
 def corners(boxes):
@@ -87,21 +82,9 @@ def test_small_curves_draw_what_they_get():
     picture.png(1)  # zero on a logarithmic axis draws nothing and warns of nothing
 
 
-@pytest.fixture(scope="module")
-def panels():
-    found, build = [], panel.Panel.__init__
-
-    def record(self, *arguments, **keywords):
-        build(self, *arguments, **keywords)
-        found.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(panel.Panel, "__init__", record)
-        names = {}
-        for cell in jupytext.read(NOTEBOOKS / "src" / "02_blocks.py").cells:
-            if cell.cell_type == "code":
-                exec(compile(cell.source, "02_blocks.py", "exec"), names)
-    return found
+@pytest.fixture
+def panels(run_chapter):
+    return run_chapter("02_blocks")["panels"]
 
 
 def test_reserving_against_blocks_in_words(panels):

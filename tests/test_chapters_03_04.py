@@ -1,16 +1,11 @@
 """The block pool and its relatives draw the numbers they are given; chapters 3 and 4 say them."""
 
-from pathlib import Path
-
-import jupytext
 import numpy as np
 import pytest
 
-from kvlib import figures, panel
+from kvlib import figures
 from kvlib.figures import style
 from kvlib.scenario import play
-
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 def pool_of(script, num_blocks=24, block_size=16, **more):
@@ -125,24 +120,10 @@ def test_the_prompt_bar_shows_three_spans_and_the_blocks():
     ]
 
 
-@pytest.fixture(scope="module")
-def panels():
+@pytest.fixture
+def panels(run_chapter):
     """The panels of chapters 3 and 4, in order."""
-    found, build = [], panel.Panel.__init__
-
-    def record(self, *arguments, **keywords):
-        build(self, *arguments, **keywords)
-        found.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(panel.Panel, "__init__", record)
-        patch.chdir(NOTEBOOKS)
-        for name in ("03_lifecycle", "04_sharing"):
-            names = {}
-            for cell in jupytext.read(NOTEBOOKS / "src" / f"{name}.py").cells:
-                if cell.cell_type == "code":
-                    exec(compile(cell.source, name, "exec"), names)
-    return found
+    return [*run_chapter("03_lifecycle")["panels"], *run_chapter("04_sharing")["panels"]]
 
 
 def test_the_steps_say_hand_worked_numbers(panels):
