@@ -520,6 +520,19 @@ class Device:
         whole("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, low=1)
 
 
+@functools.cache
+def _devices():
+    return {
+        name: Device(
+            name=name,
+            memory_bytes=round(entry["memory_gib"] * 2**30),
+            bandwidth_bytes_per_second=round(entry["bandwidth_gb_s"] * 10**9),
+        )
+        for name, entry in read_json("gpus.json").items()
+        if not name.startswith("_")
+    }
+
+
 def load_devices():
     """Return the GPUs whose memory somebody read off a running program.
 
@@ -537,15 +550,7 @@ def load_devices():
     >>> len(load_devices())
     13
     """
-    return {
-        name: Device(
-            name=name,
-            memory_bytes=round(entry["memory_gib"] * 2**30),
-            bandwidth_bytes_per_second=round(entry["bandwidth_gb_s"] * 10**9),
-        )
-        for name, entry in read_json("gpus.json").items()
-        if not name.startswith("_")
-    }
+    return dict(_devices())
 
 
 def _entry(config, *names, low=1, required=True):

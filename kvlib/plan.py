@@ -196,7 +196,7 @@ def plan(
     Equation (9.1), on each GPU, with the mean :math:`\bar M` of a sequence's whole blocks and
     :math:`M_P`, the full blocks of the shared prefix in layers without a window:
 
-    .. math:: n = \lfloor (f \, G - W - R - M_P) / (\bar M - M_P) \rfloor
+    .. math:: n_{fit} = \lfloor (f M_{GPU} - M_w - M_r - M_P) / (\bar M - M_P) \rfloor
 
     With several lengths this is what fits on average. Sequences that do not fit are evicted, and
     each of their turns prefills their own tokens again, equation (9.2): overflow * turns per
@@ -260,12 +260,14 @@ def plan(
 
 
 class _Need:
-    """What sequences hold on one GPU: sums over `count` of them, in ints that cannot wrap."""
+    """What sequences hold on one GPU: sums over `count` of them."""
 
     def __init__(self, shape, context, how, block_size, prefix_tokens):
         num_tokens, counts = lengths_of(context)
 
         def total(per_length):
+            if int(per_length.max()) * int(counts.sum()) < 2**63:
+                return int(per_length @ counts)
             return sum(map(operator.mul, per_length.tolist(), counts.tolist()))
 
         self.count, self.tokens = int(counts.sum()), total(num_tokens)

@@ -3,6 +3,7 @@
 import pytest
 
 from kvlib import checks, memory
+from kvlib.plan import plan
 
 EXERCISES = {
     checks.check_mixed_widths: (
@@ -19,7 +20,29 @@ EXERCISES = {
         lambda budget, shape, tokens: budget // memory.sequence_kv_bytes(shape, tokens),
         lambda budget, shape, tokens: memory.max_cached_tokens(budget, shape) // tokens,
     ),
+    checks.check_sequences_on_ranks: (
+        lambda usable, weights, ranks, one: max(0, (usable + -weights // ranks) // one),
+        lambda usable, weights, ranks, one: max(0, ranks * (usable - weights) // one),
+    ),
+    checks.check_sequences_with_prefix: (
+        lambda budget, one, prefix: max(0, budget - prefix) // (one - prefix),
+        lambda budget, one, prefix: budget // (one - prefix),
+    ),
+    checks.check_gpus_needed: (
+        lambda *case: fewest_gpus(*case),
+        lambda *case: fewest_gpus(*case[:4], "bf16", case[5]),
+    ),
 }
+
+
+def fewest_gpus(model, gpu, num_tokens, concurrency, dtype, seconds):
+    for num_gpus in (1, 2, 4, 8):
+        found = plan(
+            model, gpu, num_tokens, num_gpus=num_gpus, dtype=dtype, concurrency=concurrency
+        )
+        if found.recompute_seconds_per_minute <= seconds:
+            return num_gpus
+    return 0
 
 
 @pytest.fixture(autouse=True)

@@ -2,5 +2,14 @@
 
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
+from kvlib.figures.plan import EvictionCost, Levers, Waterfall
 
-__all__ = ["FactorTiles", "MemoryCurve", "ModelCurves", "Picture"]
+__all__ = [
+    "EvictionCost",
+    "FactorTiles",
+    "Levers",
+    "MemoryCurve",
+    "ModelCurves",
+    "Picture",
+    "Waterfall",
+]
