@@ -432,8 +432,12 @@ def max_cached_tokens(budget_bytes, shape, dtype="bf16", tensor_parallel=1, bloc
         tokens = num_blocks * block_size
         return sequence_kv_bytes(shape, tokens, dtype, tensor_parallel, block_size)
 
+    # As if every layer grew without end, and as if only those did that do: often the same number.
+    growing_bits = sum(rate.bits for rate in rates)
+    free_bytes = max(0, budget_bytes - sum(rate.state_bytes for rate in rates))
+    enough = 8 * free_bytes // (growing_bits * block_size)
     too_many = 8 * budget_bytes // (endless_bits * block_size) + 2
-    num_blocks = bisect.bisect_right(range(1, too_many), budget_bytes, key=_bytes_of)
+    num_blocks = bisect.bisect_right(range(1, too_many), budget_bytes, lo=enough, key=_bytes_of)
     if not num_blocks:
         raise ValueError(
             f"budget_bytes={budget_bytes}; one block of {block_size} tokens needs {_bytes_of(1)}. "

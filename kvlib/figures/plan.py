@@ -118,25 +118,24 @@ class Levers(Picture):
 class EvictionCost(Picture):
     """Prefill that evictions cause, for three plans; whom the last one keeps."""
 
-    width, height = 720, 440
-    cover_at = 0.53, 0.62
+    width, height = 720, 490
+    cover_at = 0.53, 0.55
 
     def build(self):
-        axes = self._axes = self.figure.add_axes((0.09, 0.37, 0.88, 0.53))
-        axes.set(ylim=(0, 120), xlabel="conversations wanted at a time", yticks=range(0, 121, 30))
+        axes = self._axes = self.figure.add_axes((0.09, 0.33, 0.88, 0.46))
+        axes.set(ylim=(0, 120), xlabel="conversations wanted at a time")
         axes.set_ylabel("prefill for evicted [s/min]")
         axes.axhline(60, color=style.LIMIT, lw=1.4)
         at_left = {"transform": axes.get_yaxis_transform(), "path_effects": style.HALO}
-        self.label(0.01, 63, "60 s: nothing but prefill", axes=axes, color=style.LIMIT, **at_left)
+        self.label(0.01, 62, "60 s: nothing but prefill", axes=axes, color=style.LIMIT, **at_left)
         self._plans = []
         colours = style.SOFT, style.OWNERS[3], style.OWNERS[1]
         for k, (colour, dashes) in enumerate(zip(colours, (":", "--", "-"), strict=True)):
             line = self.moving(axes.plot([], [], dashes, color=colour, lw=2.4)[0])
             dot = axes.plot([], [], "o", color=colour, ms=7, zorder=5, clip_on=False)[0]
-            tag = self.label(0.1, 0.86 - 0.045 * k, color=colour, weight="bold")
-            tag.set_path_effects(style.HALO)
+            tag = self.label(0.09, 0.895 - 0.038 * k, color=colour, weight="bold")
             self._plans.append((line, self.moving(dot), tag))
-        bar = self.figure.add_axes((0.09, 0.13, 0.88, 0.09))
+        bar = self.figure.add_axes((0.09, 0.12, 0.88, 0.08))
         bar.set(ylim=(0, 1), yticks=[], xlim=(0, 100))
         bar.set_xlabel("conversations of tenants A and B under the last plan [%]")
         bar.grid(visible=False)
@@ -150,11 +149,13 @@ class EvictionCost(Picture):
 
     def draw(self, asked, plans, per_sequence, parts):
         right = 2 ** math.ceil(math.log2(max(asked * 1.2, 32)))
-        self.set_limits(self._axes, x=(0, right))
+        most = max(60, *(cost for _, _, cost in plans))
+        top = 120 * 4 ** max(0, math.ceil(math.log(most / 110, 4)))
+        self.set_limits(self._axes, x=(0, right), y=(0, top))
         for (line, dot, tag), (words, fitting, cost) in zip(self._plans, plans, strict=True):
             end = max(right, fitting)
             line.set_data([0, fitting, end], [0, 0, per_sequence * (end - fitting)])
-            dot.set_data([asked], [min(cost, 120)])
+            dot.set_data([asked], [cost])
             tag.set_text(words)
         left = 0
         for (patch, text), (words, count) in zip(self._parts, parts, strict=True):

@@ -90,7 +90,7 @@ shared = [0, *(2**k for k in range(5, 18))]
 # %% jupyter={"source_hidden": true}
 # Controls folded away under "Assumptions".
 assumptions = {
-    "concurrency": panel.Slider("asked for", 64, conversations),
+    "concurrency": panel.Slider("wanted", 64, conversations),
     "weights": panel.Choice("weights", "as released", weight_dtypes),
     "reserve": panel.Slider("reserve [%]", 10, range(51)),
     "k_dtype": panel.Choice("key dtype", "bf16", dtypes),
@@ -104,7 +104,7 @@ assumptions = {
 panel.Panel(
     figures.Waterfall(),
     size,
-    guess=panel.Guess("How many conversations of 8,192 tokens fit at once?", ("2", "5", "20", "39")),
+    guess=panel.Guess("Qwen3-32B, one H100 80GB: how many conversations of 8,192 tokens fit?", ("2", "5", "20", "39")),
     assumptions=assumptions,
     context=panel.Slider("context [tokens]", 8192, contexts),
     model=panel.Choice("model", "qwen3-32b", models.load_models()),
@@ -240,7 +240,7 @@ other_levers = {
 panel.Panel(
     figures.Levers(),
     pull,
-    guess=panel.Guess("Which lever, pulled alone, gains the most conversations?", tuple(levers_of(*[0] * 7))),
+    guess=panel.Guess("Which lever, pulled alone by one notch, gains most?", tuple(levers_of(*[0] * 7))),
     assumptions=other_levers,
     prefix_tokens=panel.Slider("shared prefix", 2048, shared),
     k_dtype=panel.Choice("key dtype", "q8_0", dtypes),
@@ -285,7 +285,7 @@ def evict(concurrency, lengths, weight, prefill, model, gpu, num_gpus, k_dtype, 
     found = {name: plan.plan(model, gpu, lengths, **step, **rates) for name, step in steps.items()}
     last = list(found.values())[-1]
     per_sequence = eviction.recompute_seconds(round(last.mean_tokens), prefill) * turns
-    plans = [(f"{name}: {each.num_sequences:,} fit, evicting costs {each.recompute_seconds_per_minute:,.1f} s",
+    plans = [(f"{name}: {each.num_sequences:,} fit, evicting costs {each.recompute_seconds_per_minute:,.1f} s a minute",
               each.num_sequences, each.recompute_seconds_per_minute) for name, each in found.items()]
     call = panel.as_python(plan.plan, model, gpu, lengths, **list(steps.values())[-1], **rates, tenant_weights={"A": weight, "B": 1})
     numbers = {"asked": concurrency, "plans": plans, "per_sequence": per_sequence}
@@ -303,7 +303,7 @@ def evict_words(asked, found, per_sequence, parts, call):
     last = list(found.values())[-1]
     full = last.num_sequences + int(60 / per_sequence)
     return {
-        "title": f"Evicting costs {costs[0]} of each minute as it is, {costs[1]} sized, {costs[2]} compressed",
+        "title": f"Evicting, each minute: {costs[0]} as it is, {costs[1]} sized, {costs[2]} compressed",
         "sentence": f"Of {asked:,} conversations of {last.mean_tokens:,.0f} tokens on average, {said}. At last {parts[0][0]}, {parts[1][0]}; "
         f"from {full:,} conversations on the GPUs do nothing but prefill. `{call}.overflow_sequences`",
         "parts": parts,
@@ -328,7 +328,7 @@ panel.Panel(
     evict,
     assumptions=deployment,
     concurrency=panel.Slider("conversations", 96, conversations),
-    lengths=panel.Text("lengths", "8192"),
+    lengths=panel.Text("lengths [tokens]", "8192"),
     weight=panel.Slider("weight of A", 3, range(1, 10)),
     prefill=panel.Slider("prefill [tokens/s]", 8000, range(1000, 64_001, 1000)),
 )
@@ -409,7 +409,7 @@ rows = [
     blocks_row("6.7B, 4 GiB, 2 ranks [blocks]", "vllm-cpu-blocks-deepseekcoder-tp2"),
     blocks_row("7B, 0.9 of 21.89 GiB [blocks]", "trtllm-2268", "avail_gib", memory_fraction=0.9, block_size=64),
     ("8B, 3.81 GiB [blocks]", on_3090.num_cached_tokens // 16, 1952, pool["source"]),
-    ("... for 20,000 tokens each [x]", memory.max_concurrency(on_3090.num_cached_tokens, 5_000), 1.56, conversation["source"]),
+    ("... for 20,000 tokens each [x]", memory.max_concurrency(on_3090.num_cached_tokens, 20_000), 1.56, conversation["source"]),
     ("235B, 8.11 GiB, 4 ranks [tokens]", *logged("vllm-qwen3-235b-tokens", "avail_gib")),
     ("14B, 8.69 GiB, 2 ranks [tokens]", *logged("vllm-13061-min-rank", "avail_gib")),
 ]
@@ -466,22 +466,27 @@ def gpus_needed(model, gpu, num_tokens, concurrency, dtype, seconds):
 
 checks.check_gpus_needed(gpus_needed)
 
-# %%
-[gpus_needed("qwen3-32b", "H100 80GB", 8192, 64, dtype, 6) for dtype in ("bf16", "q8_0")]
-
 # %% [markdown]
 # ## What the formula leaves out
 #
-# - Activations: the longest allowed prefill decides their peak. The default reserve, 10 % of the memory, covers most engines' profile; a longer maximum
-#   length leaves fewer blocks (1,952 at 20,000 tokens, 1,478 at 29,000 on the same card).
-# - Several lengths: the plan fits the mean. The sum of $n$ lengths varies by about $\sqrt n$ standard deviations: with 30 conversations of the Azure
-#   trace a good or bad mix moves it by some 15 %.
-# - A running answer has not reached its length: counted in full, at most a few per cent too much for prompts that are long against answers.
-# - Long requests stay longer than short ones, so a snapshot holds more of them than the arrivals do (minus).
-# - LRU on turns in a fixed order: everything is evicted, not the overflow alone (up to $n_{ask} / (n_{ask} - n_{fit})$ times the cost).
-# - Attention makes a long prefill dearer than linear: twice at 30,000 tokens for an 8B model (chapter 7).
-# - Bringing evicted bytes back from host memory instead of prefilling them again (chapter 7).
-# - Ranks are not alike: the smallest block count counts (-1 to -14 % above).
+# How lengths spread, from the histogram that the planner uses: standard deviation over mean, length-weighted mean over mean.
+
+# %%
+num_tokens, counts = plan.lengths_of("azure_conv")
+mean, square = (np.average(num_tokens.astype(float) ** power, weights=counts) for power in (1, 2))
+float(np.sqrt(square / mean**2 - 1).round(2)), float((square / mean**2).round(2))
+
+# %% [markdown]
+# - Activations: the longest allowed prefill decides their peak, so a longer maximum length leaves fewer blocks: 1,952 at 20,000 tokens, 1,478 at
+#   29,000 on one RTX 3090 (-24 %). Pass what your engine's profile says as `reserve_bytes`.
+# - Several lengths: the plan fits the mean. A mix of $n$ lengths varies around it by their spread divided by $\sqrt n$: 81 % of the mean on the Azure
+#   conversations, so 15 % for 30 of them. Leave that much free, or evict now and then.
+# - Requests that are longer stay longer, so a moment holds more of them than the arrivals do: up to 65 % more tokens on the Azure
+#   conversations, if time is proportional to length (minus).
+# - A running answer has not reached its length: half of it is counted too early, 106 of 1,366 tokens on the Azure conversations (8 %, plus).
+# - LRU over turns in a fixed order evicts everything, not the overflow alone: $n_{ask} / (n_{ask} - n_{fit})$ times the cost, 2.7 times above.
+# - Attention makes long prefills dearer than linear, and bytes can come back from host memory instead (chapter 7).
+# - Ranks are not alike: the smallest block count counts (-1 and -14 % above).
 # - Expert and pipeline parallelism, draft models, CUDA graphs: part of the reserve.
 #
 # ## References
