@@ -126,8 +126,8 @@ class EvictionCost(Picture):
         axes.set(ylim=(0, 120), xlabel="conversations wanted at a time")
         axes.set_ylabel("prefill for evicted [s/min]")
         axes.axhline(60, color=style.LIMIT, lw=1.4)
-        at_left = {"transform": axes.get_yaxis_transform(), "path_effects": style.HALO}
-        self.label(0.01, 62, "60 s: nothing but prefill", axes=axes, color=style.LIMIT, **at_left)
+        place = {"axes": axes, "transform": axes.get_yaxis_transform(), "va": "bottom"}
+        self.label(0.01, 60, "60 s: nothing but prefill", color=style.LIMIT, **place)
         self._plans = []
         colours = style.SOFT, style.OWNERS[3], style.OWNERS[1]
         for k, (colour, dashes) in enumerate(zip(colours, (":", "--", "-"), strict=True)):

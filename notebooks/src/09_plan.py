@@ -85,7 +85,7 @@ contexts = [quarters * 2**k for k in range(5, 18) for quarters in range(4, 8)] +
 conversations = sorted({96, *(round(2 ** (k / 4)) for k in range(4, 49))})
 dtypes = [*memory.DTYPES, "int8/g64", "int4/g32", "int4/g32z", "int2/g32z"]
 weight_dtypes = ["as released", "bf16", "fp8", "q8_0", "int4/g128", "q4_0"]
-shared = [0, *(2**k for k in range(5, 18))]
+shared = [0, *(2**k for k in range(5, 15))]
 
 # %% jupyter={"source_hidden": true}
 # Controls folded away under "Assumptions".
@@ -265,6 +265,14 @@ small = {"model": "llama-3.1-8b", "gpu": "H100 80GB", "context": 8192}
 # Two tenants, A and B, ask for half of the conversations each; quotas by weight decide who loses.
 
 # %% jupyter={"source_hidden": true}
+# The plan as it is, with more GPUs, and with a narrower cache as well.
+def three_steps(num_gpus, k_dtype, v_dtype):
+    cache = k_dtype if k_dtype == v_dtype else f"{k_dtype}, {v_dtype}"
+    steps = {"1 GPU, bf16 cache": {}, many(num_gpus, "GPU"): settings(num_gpus=num_gpus)}
+    return steps | {f"{many(num_gpus, 'GPU')}, {cache} cache": settings(k_dtype, v_dtype, num_gpus=num_gpus)}
+
+
+# %% jupyter={"source_hidden": true}
 # Who keeps how many: a tenant below its quota is safe, the other pays.
 def kept_by(asked, fitting, weight):
     half = asked // 2, asked - asked // 2
@@ -276,14 +284,14 @@ def kept_by(asked, fitting, weight):
 
 
 # %% jupyter={"source_hidden": true}
-# What the third panel shows for its controls: the plan as it is, with more GPUs, and with a narrower cache as well.
+# What the third panel shows for its controls.
 def evict(concurrency, lengths, weight, prefill, model, gpu, num_gpus, k_dtype, v_dtype, turns):
     rates = {"concurrency": concurrency, "prefill_tokens_per_second": prefill, "turns_per_minute": turns}
-    cache = k_dtype if k_dtype == v_dtype else f"{k_dtype}, {v_dtype}"
-    steps = {"1 GPU, bf16 cache": {}, many(num_gpus, "GPU"): settings(num_gpus=num_gpus)}
-    steps[f"{many(num_gpus, 'GPU')}, {cache} cache"] = settings(k_dtype, v_dtype, num_gpus=num_gpus)
+    steps = three_steps(num_gpus, k_dtype, v_dtype)
     found = {name: plan.plan(model, gpu, lengths, **step, **rates) for name, step in steps.items()}
     last = list(found.values())[-1]
+    if last.missing_bytes:
+        raise ValueError(f"GPUs={num_gpus}; the weights of {model} do not fit. Use more GPUs or a larger one.")
     per_sequence = eviction.recompute_seconds(round(last.mean_tokens), prefill) * turns
     plans = [(f"{name}: {each.num_sequences:,} fit, evicting costs {each.recompute_seconds_per_minute:,.1f} s a minute",
               each.num_sequences, each.recompute_seconds_per_minute) for name, each in found.items()]
