@@ -47,8 +47,13 @@ def one_of(name, value, allowed):
     """Return `value` if it is among the allowed words, else suggest the nearest one."""
     if isinstance(value, str) and value in allowed:
         return value
-    near = difflib.get_close_matches(str(value).lower(), list(allowed), n=1, cutoff=0.4)
-    step = f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(list(allowed)[:12])}."
+    lowered = {word.lower(): word for word in allowed}
+    near = difflib.get_close_matches(str(value).lower(), lowered, n=1, cutoff=0.4)
+    step = (
+        f"Did you mean {lowered[near[0]]!r}?"
+        if near
+        else f"Use one of {', '.join(list(allowed)[:12])}."
+    )
     raise ValueError(f"{name}={value!r}; it is not a known name. {step}")
 
 

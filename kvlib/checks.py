@@ -12,6 +12,7 @@ from kvlib.eviction import break_even_tokens
 from kvlib.gather import gather_bytes, gather_kv
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequence_kv_bytes
 from kvlib.models import LayerGroup, ModelShape
+from kvlib.plan import plan
 from kvlib.sharing import prefix_saving_blocks, shareable_tokens
 
 
@@ -514,6 +515,94 @@ def check_faster_way(answer):
     def _expected(num_tokens, bytes_per_token, bytes_per_second, rate, attention_tokens):
         even = break_even_tokens(bytes_per_token, bytes_per_second, rate, attention_tokens)
         return "copy" if num_tokens >= even else "recompute"
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_sequences_on_ranks(answer):
+    """Check exercise 9.1: sequences that fit beside the weights of a tensor-parallel group.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``sequences_on_ranks(usable_bytes, weight_bytes, ranks, sequence_bytes)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        ranks = rng.choice([1, 2, 4, 8])
+        return (
+            rng.randint(10**9, 10**11),
+            rng.randint(10**9, 2 * 10**11),
+            ranks,
+            rng.randint(1, 10**9),
+        )
+
+    def _expected(usable_bytes, weight_bytes, ranks, sequence_bytes):
+        left = max(0, usable_bytes - blocks_needed(weight_bytes, ranks))
+        return left // sequence_bytes
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_sequences_with_prefix(answer):
+    """Check exercise 9.2: sequences that fit when they share a prefix.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``sequences_with_prefix(budget_bytes, sequence_bytes, prefix_bytes)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        sequence_bytes = rng.randint(2, 1000)
+        return rng.randint(0, 20_000), sequence_bytes, rng.randrange(sequence_bytes)
+
+    def _expected(budget_bytes, sequence_bytes, prefix_bytes):
+        shape = ModelShape.from_groups([LayerGroup(1, 1, 1, 0)])  # in int8, one byte a token
+        settings = {"weights": 0, "memory_fraction": 1, "dtype": "int8", "block_size": 1}
+        settings["prefix_tokens"] = prefix_bytes
+        return plan(
+            shape, budget_bytes + 1, sequence_bytes, reserve_bytes=1, **settings
+        ).num_sequences
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_gpus_needed(answer):
+    """Check exercise 9.3: the fewest GPUs at which evictions cost little enough.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``gpus_needed(model, gpu, num_tokens, concurrency, dtype, seconds)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        model = rng.choice(["llama-3.1-8b", "qwen3-32b", "llama-3.1-70b", "deepseek-v3"])
+        gpu = rng.choice(["A100 80GB", "H100 80GB", "B200 192GB"])
+        traffic = rng.choice([1024, 8192, 65_536]), rng.choice([16, 64, 512])
+        return model, gpu, *traffic, rng.choice(["bf16", "int8"]), rng.choice([0, 6, 30])
+
+    def _expected(model, gpu, num_tokens, concurrency, dtype, seconds):
+        settings = {"dtype": dtype, "concurrency": concurrency}
+        cost = {n: plan(model, gpu, num_tokens, num_gpus=n, **settings) for n in (1, 2, 4, 8)}
+        enough = (n for n in cost if cost[n].recompute_seconds_per_minute <= seconds)
+        return next(enough, 0)
 
     return _check(answer, _make_case, _expected)
 

@@ -4,7 +4,7 @@ import bisect
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -228,6 +228,49 @@ def sequence_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_
     return total // (8 * denominator) + sum(rate.state_bytes for rate in rates)
 
 
+def scale_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1):
+    """Count those of a sequence's bytes that are scales and minima, not values [bytes].
+
+    Parameters
+    ----------
+    shape : ModelShape
+        The model.
+    num_tokens : int or numpy.ndarray
+        Length of the sequence [tokens], any shape.
+    dtype : str or tuple of str
+        Cache dtype, see `bits_per_value`.
+    tensor_parallel : int
+        Ranks that share each layer [ranks].
+
+    Returns
+    -------
+    int or numpy.ndarray
+        Bytes, an int64 array for an array of lengths [bytes]; 0 for a dtype without groups.
+
+    Raises
+    ------
+    TypeError
+        As `sequence_kv_bytes`.
+    ValueError
+        As `sequence_kv_bytes`.
+
+    Notes
+    -----
+    Equation (1.2) minus the same with payload bits only.
+
+    Examples
+    --------
+    >>> llama = ModelShape(num_layers=32, num_kv_heads=8, head_dim=128)
+    >>> scale_kv_bytes(llama, 1, "q8_0"), sequence_kv_bytes(llama, 1, "q8_0")
+    (4096, 69632)
+    """
+    payload = tuple(replace(layout, metadata_bits=0) for layout in _layout_pair(dtype))
+    whole_bytes, payload_bytes = (
+        sequence_kv_bytes(shape, num_tokens, stored, tensor_parallel) for stored in (dtype, payload)
+    )
+    return whole_bytes - payload_bytes
+
+
 def marginal_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_size=None):
     """Count the bytes that the token after `num_tokens` adds to one rank's cache [bytes/token].
 
@@ -389,8 +432,12 @@ def max_cached_tokens(budget_bytes, shape, dtype="bf16", tensor_parallel=1, bloc
         tokens = num_blocks * block_size
         return sequence_kv_bytes(shape, tokens, dtype, tensor_parallel, block_size)
 
+    # As if every layer grew without end, and as if only those did that do: often the same number.
+    growing_bits = sum(rate.bits for rate in rates)
+    free_bytes = max(0, budget_bytes - sum(rate.state_bytes for rate in rates))
+    enough = 8 * free_bytes // (growing_bits * block_size)
     too_many = 8 * budget_bytes // (endless_bits * block_size) + 2
-    num_blocks = bisect.bisect_right(range(1, too_many), budget_bytes, key=_bytes_of)
+    num_blocks = bisect.bisect_right(range(1, too_many), budget_bytes, lo=enough, key=_bytes_of)
     if not num_blocks:
         raise ValueError(
             f"budget_bytes={budget_bytes}; one block of {block_size} tokens needs {_bytes_of(1)}. "
@@ -490,8 +537,13 @@ class _Rate:
 def _rates(shape, dtype, tensor_parallel):
     if not isinstance(shape, ModelShape):
         raise TypeError(f"shape={shape!r:.40}; it must be a ModelShape. Build one or use a preset.")
-    k_layout, v_layout = _layout_pair(dtype)
-    return [_rate(group, k_layout, v_layout, tensor_parallel) for group in shape.layer_groups]
+    tensor_parallel = whole("tensor_parallel", tensor_parallel, low=1)
+    return _rates_of(shape, *_layout_pair(dtype), tensor_parallel)
+
+
+@functools.lru_cache(maxsize=1024)  # a slider asks for the same model again and again
+def _rates_of(shape, k_layout, v_layout, tensor_parallel):
+    return tuple(_rate(group, k_layout, v_layout, tensor_parallel) for group in shape.layer_groups)
 
 
 @functools.lru_cache(maxsize=256, typed=True)  # typed, or True would pass for a checked 1
@@ -535,6 +587,8 @@ def _layout_pair(dtype):
 
 
 def _layout(dtype):
+    if isinstance(dtype, _Layout):
+        return dtype
     grouped = re.fullmatch(r"int(8|4|2)/g([1-9]\d*)(z?)", dtype) if isinstance(dtype, str) else None
     if grouped:
         bits, group_size, minimum = grouped.groups()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from kvlib._data import read_json
-from kvlib._validate import one_of, whole
+from kvlib._validate import one_of, real, whole
 
 # Families whose released config.json names a window but leaves the pattern to the code: every
 # n-th layer is full. Source: the configuration classes of the transformers library.
@@ -442,23 +442,27 @@ def attention_variants(shape):
     }
 
 
-def released_weight_bytes(name):
+def released_weight_bytes(name, weight_bits=None):
     """Return what a preset's released weights take [bytes].
 
     Parameters
     ----------
     name : str
         A key of `load_models`.
+    weight_bits : int, float or Fraction, optional
+        Store each parameter in so many bits instead [bits/parameter].
 
     Returns
     -------
     int
-        Parameters times the released checkpoint's bits per parameter, rounded up [bytes].
+        Parameters times the released checkpoint's bits per parameter, or times `weight_bits`,
+        rounded up [bytes].
 
     Raises
     ------
     ValueError
-        If there is no preset of that name; the message suggests the nearest.
+        If there is no preset of that name (the message suggests the nearest), or the bits are not
+        above 0.
 
     Notes
     -----
@@ -471,11 +475,14 @@ def released_weight_bytes(name):
 
     Examples
     --------
-    >>> released_weight_bytes("qwen3-0.6b")
-    1192099840
+    >>> released_weight_bytes("qwen3-0.6b"), released_weight_bytes("qwen3-0.6b", weight_bits=8)
+    (1192099840, 596049920)
     """
     entry = read_json("model_parameters.json")[find_model(name).name]
-    return math.ceil(entry["parameters"] * Fraction(str(entry["weight_bits"])) / 8)
+    if weight_bits is None:
+        weight_bits = Fraction(str(entry["weight_bits"]))
+    real("weight_bits", weight_bits, above=0)
+    return math.ceil(entry["parameters"] * Fraction(weight_bits) / 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,6 +520,19 @@ class Device:
         whole("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, low=1)
 
 
+@functools.cache
+def _devices():
+    return {
+        name: Device(
+            name=name,
+            memory_bytes=round(entry["memory_gib"] * 2**30),
+            bandwidth_bytes_per_second=round(entry["bandwidth_gb_s"] * 10**9),
+        )
+        for name, entry in read_json("gpus.json").items()
+        if not name.startswith("_")
+    }
+
+
 def load_devices():
     """Return the GPUs whose memory somebody read off a running program.
 
@@ -530,15 +550,7 @@ def load_devices():
     >>> len(load_devices())
     13
     """
-    return {
-        name: Device(
-            name=name,
-            memory_bytes=round(entry["memory_gib"] * 2**30),
-            bandwidth_bytes_per_second=round(entry["bandwidth_gb_s"] * 10**9),
-        )
-        for name, entry in read_json("gpus.json").items()
-        if not name.startswith("_")
-    }
+    return dict(_devices())
 
 
 def _entry(config, *names, low=1, required=True):

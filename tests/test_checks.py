@@ -3,6 +3,7 @@
 import pytest
 
 from kvlib import blocks, checks, memory
+from kvlib.plan import plan
 
 EXERCISES = {
     checks.check_mixed_widths: (
@@ -94,6 +95,18 @@ EXERCISES = {
             "copy" if token_bytes / link <= 1 / rate else "recompute"  # forgets attention
         ),
     ),
+    checks.check_sequences_on_ranks: (
+        lambda usable, weights, ranks, one: max(0, (usable + -weights // ranks) // one),
+        lambda usable, weights, ranks, one: max(0, ranks * (usable - weights) // one),
+    ),
+    checks.check_sequences_with_prefix: (
+        lambda budget, one, prefix: max(0, budget - prefix) // (one - prefix),
+        lambda budget, one, prefix: budget // (one - prefix),
+    ),
+    checks.check_gpus_needed: (
+        lambda *case: fewest_gpus(*case),
+        lambda *case: fewest_gpus(*case[:4], "bf16", case[5]),
+    ),
 }
 
 
@@ -132,3 +145,13 @@ def test_a_comparison_keeps_its_misses():
 def test_an_unknown_published_id_is_an_error():
     with pytest.raises(ValueError, match=r"entry_id='nope'; no such entry\. See"):
         checks.published("nope")
+
+
+def fewest_gpus(model, gpu, num_tokens, concurrency, dtype, seconds):
+    for num_gpus in (1, 2, 4, 8):
+        found = plan(
+            model, gpu, num_tokens, num_gpus=num_gpus, dtype=dtype, concurrency=concurrency
+        )
+        if found.recompute_seconds_per_minute <= seconds:
+            return num_gpus
+    return 0

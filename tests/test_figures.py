@@ -106,3 +106,49 @@ def _seen_with(matrix, colour):
 def test_colours_that_meet_differ_for_colour_blind_readers(palette, matrix):
     for one, other in itertools.combinations(palette, 2):
         assert np.linalg.norm(_seen_with(matrix, one) - _seen_with(matrix, other)) > 0.15
+
+
+def test_a_waterfall_ends_at_zero_or_below_it():
+    picture, gib = figures.Waterfall(), 2**30
+    totals = [("1", "a"), ("2", "fit"), ("3", "c")]
+    parts = [("gpu", 80), ("w", 60), ("r", 8), ("tails", 1), ("scales", 2), ("unused", 3)]
+    rows = [(name, number * gib) for name, number in [*parts, ("cache", 6)]]
+    picture.draw(rows=rows, totals=totals)
+    bars = [(bar.get_x(), bar.get_width()) for bar, _, _ in picture._rows]
+    assert bars == [(0, 80), (20, 60), (12, 8), (11, 1), (9, 2), (6, 3), (0, 6)]
+    assert not picture._empty.get_visible()
+    rows = [(name, 0) for name, _ in rows]
+    rows[:3] = [("gpu", 80 * gib), ("w", 90 * gib), ("r", 8 * gib)]
+    picture.draw(rows=rows, totals=totals)
+    assert picture._rows[2][0].get_x() == -18
+    assert picture._axes.get_xlim()[0] <= -18
+    assert picture._empty.get_visible()
+    picture.guess = ("39",)
+    picture.draw(rows=rows, totals=totals)
+    assert picture._totals[1][1].get_text() == "fit (you guessed 39)"
+
+
+def test_levers_are_ranked_and_start_at_what_fits_now():
+    picture = figures.Levers()
+    levers = {
+        name: (name, after) for name, after in zip("abcdef", (5, 9, 40, 5, 3, 7), strict=True)
+    }
+    picture.guess = ("b",)
+    picture.draw(now=5, levers=levers)
+    names = [name.get_text() for _, name, _ in picture._rows]
+    assert names == ["c", "b\nyour guess", "f", "a", "d", "e"]
+    assert [bar.get_width() for bar, _, _ in picture._rows] == [35, 4, 2, 0, 0, -2]
+    assert {bar.get_x() for bar, _, _ in picture._rows} == {5}
+    assert [end.get_text() for _, _, end in picture._rows] == ["+35", "+4", "+2", "+0", "+0", "-2"]
+    assert picture._now.get_width() == 5
+
+
+def test_eviction_costs_nothing_up_to_what_fits_and_the_dot_lies_on_its_line():
+    picture = figures.EvictionCost()
+    plans = [("a", 5, 182.0), ("b", 40, 112.0), ("c", 200, 0.0)]
+    picture.draw(asked=96, plans=plans, per_sequence=2.0, parts=[("A", 48), ("B", 40), ("out", 8)])
+    for (line, dot, _), (_, fitting, cost) in zip(picture._plans, plans, strict=True):
+        assert np.interp([fitting, 96], *line.get_data()).tolist() == [0, cost]
+        assert [part[0] for part in dot.get_data()] == [96, cost]
+    assert picture._axes.get_ylim()[1] > 182
+    assert [patch.get_width() for patch, _ in picture._parts] == [50, 100 * 40 / 96, 100 * 8 / 96]

@@ -17,6 +17,7 @@ from kvlib.memory import (
     max_cached_tokens,
     max_concurrency,
     max_sequences,
+    scale_kv_bytes,
     sequence_kv_bytes,
 )
 from kvlib.models import LayerGroup, ModelShape, load_models
@@ -527,3 +528,13 @@ def test_every_preset_meets_the_laws(key):
     longest = max_cached_tokens(64 * GiB, shape)
     shorter, longer = (sequence_kv_bytes(shape, n, block_size=16) for n in (longest, longest + 16))
     assert shorter <= 64 * GiB < longer
+
+
+def test_scales_and_minima_of_a_sequence_are_counted_apart():
+    # 2 layers, 2 heads of 32, key and value: 8 groups of 32 a token. q8_0: a 2-byte scale each.
+    shape = ModelShape(num_layers=2, num_kv_heads=2, head_dim=32)
+    assert scale_kv_bytes(shape, 10, "q8_0") == 10 * 8 * 2
+    assert scale_kv_bytes(shape, 10, ("int8/g32z", "bf16"), tensor_parallel=2) == 10 * 2 * 4
+    assert scale_kv_bytes(shape, 10, "int4") == 0
+    lengths = np.array([0, 3])
+    assert scale_kv_bytes(shape, lengths, "q4_0").tolist() == [0, 48]

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from kvlib.models import (
     find_model,
     load_devices,
     load_models,
+    released_weight_bytes,
 )
 
 RAW = read_json("raw_configs.json")
@@ -609,3 +611,11 @@ def test_a_device_has_whole_positive_numbers(field, wrong, error):
     numbers = {"memory_bytes": 2**30, "bandwidth_bytes_per_second": 10**9}
     with pytest.raises(error, match=f"{field}={wrong}; "):
         Device(name="test", **numbers | {field: wrong})
+
+
+def test_weights_in_another_width():
+    # 596,049,920 parameters, released in 16 bits.
+    assert released_weight_bytes("qwen3-0.6b", 8) == 596_049_920
+    assert released_weight_bytes("qwen3-0.6b", Fraction(17, 4)) == 316_651_520
+    with pytest.raises(ValueError, match="weight_bits=0; it must be above 0"):
+        released_weight_bytes("qwen3-0.6b", 0)

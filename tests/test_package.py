@@ -213,8 +213,10 @@ import sys
 sys.path.insert(0, {folder!r})
 import json
 import kvlib.models
+import kvlib.plan
 models, devices = kvlib.models.load_models(), kvlib.models.load_devices()
-print(json.dumps([kvlib.__file__, len(models), len(devices)]))
+fitting = kvlib.plan.plan("llama-3.1-8b", "L4 24GB", "azure_conv").num_sequences
+print(json.dumps([kvlib.__file__, len(models), len(devices), fitting]))
 """
 
 
@@ -248,7 +250,8 @@ def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
     elsewhere.mkdir()
     zipfile.ZipFile(wheel).extractall(site)
     found = run_python(USE_THE_WHEEL.format(folder=str(site)), elsewhere, PYTHONPATH="")
-    where, num_models, num_devices = found
+    where, num_models, num_devices, fitting = found
     assert Path(where).is_relative_to(site)
     assert num_models >= 51
     assert num_devices == 13
+    assert fitting > 0

@@ -430,6 +430,8 @@ def test_real_names_the_bound():
 def test_one_of_gives_the_word_or_the_nearest():
     assert one_of("policy", "lru", ("lru", "lfu")) == "lru"
     refuses(lambda: one_of("policy", "LRU", ("lru",)), ValueError, "policy='LRU'", "'lru'?")
+    gpus = ("A100 80GB", "H100 80GB")
+    refuses(lambda: one_of("gpu", "h100", gpus), ValueError, "gpu='h100'", "'H100 80GB'?")
     refuses(
         lambda: one_of("policy", "zzz", ("lru", "lfu")),
         ValueError,

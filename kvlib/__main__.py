@@ -1,0 +1,118 @@
+"""The planner in a terminal: what fits, what overflows and what eviction costs, as one table."""
+
+import argparse
+import inspect
+import json
+import sys
+from pathlib import Path
+
+from kvlib.models import ModelShape, load_devices
+from kvlib.plan import plan
+from kvlib.units import parse_bytes
+
+# The options are plan's own arguments, so that one name serves for both.
+_OPTIONS = {
+    "model": (str, "a preset, such as llama-3.1-8b, or a path to config.json"),
+    "gpu": (str, f"{', '.join(load_devices())}; or its memory, '24 GiB'"),
+    "context": (
+        str,
+        "tokens of a sequence, prompt and answer: 8192; mean and 99th percentile: 1366/4000; "
+        "azure_conv; azure_code; or a .csv file with a column num_tokens",
+    ),
+    "num_gpus": (int, "GPUs in all"),
+    "tensor_parallel": (int, "GPUs that share each layer; default: all"),
+    "weights": (str, "'15 GiB' in all, or the dtype to store them in; default: as released"),
+    "memory_fraction": (float, "share of the memory that the engine may use"),
+    "reserve_bytes": (str, "activations and buffers on each GPU inside that share, '2 GiB'"),
+    "dtype": (str, "of the cache: bf16, fp8, q8_0, int4/g64z; or keys,values: q8_0,q4_0"),
+    "block_size": (int, "tokens of a block"),
+    "prefix_tokens": (str, "tokens that all sequences share, or their share of the mean: 0.5"),
+    "concurrency": (int, "sequences wanted at a time"),
+    "tenant_weights": (str, "for quotas of blocks: chat=3,batch=1"),
+    "prefill_tokens_per_second": (float, "prefill throughput"),
+    "turns_per_minute": (float, "how often each sequence comes back"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}. See --help.\n")
+
+
+def _parser():
+    parser = _Parser(prog="python -m kvlib", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="plan")
+    command = commands.add_parser(
+        "plan",
+        argument_default=argparse.SUPPRESS,  # plan knows its defaults
+        description=__doc__,
+        epilog="example: python -m kvlib plan --model qwen3-32b --gpu 'H100 80GB' --context 8192 "
+        "--num-gpus 2 --dtype q8_0,q4_0 --concurrency 200",
+    )
+    for name, parameter in inspect.signature(plan).parameters.items():
+        kind, words = _OPTIONS[name]
+        needed = parameter.default is inspect.Parameter.empty
+        default = "" if needed or parameter.default is None else f"; default: {parameter.default}"
+        flag = "--" + name.replace("_", "-")
+        command.add_argument(flag, type=kind, required=needed, help=words + default)
+    return parser
+
+
+def _read(name, text):
+    if name == "model" and text.endswith(".json"):
+        return ModelShape.from_hf_config(json.loads(Path(text).read_text("utf-8")))
+    if name == "reserve_bytes" or (name == "weights" and text[:1].isdigit()):
+        return parse_bytes(text)
+    if name == "prefix_tokens":
+        return float(text) if "." in text else int(text)
+    if name == "dtype" and "," in text:
+        return tuple(text.split(","))
+    if name == "tenant_weights":
+        pairs = (part.partition("=") for part in text.split(","))
+        return {tenant: float(weight) for tenant, _, weight in pairs}
+    return text
+
+
+def main(arguments=None):
+    """Run one command of the terminal.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        What stands after ``python -m kvlib``; the process's own by default.
+
+    Returns
+    -------
+    int
+        Exit status: 0, or 2 after one line that says what is wrong.
+
+    Examples
+    --------
+    >>> main(["plan", "--model", "gpt2", "--gpu", "2 GiB", "--context", "1024"])
+    gpt2 on 1 x 2 GiB, bf16 cache, blocks of 16 tokens
+    one GPU as programs see it    2.00 GiB
+    - weights                   474.70 MiB
+    - reserve                   204.80 MiB
+    - tails                            0 B
+    - scales                           0 B
+    - cache                       1.34 GiB
+    = unused                    511.80 KiB
+    tokens that fit                 38,912
+    sequences of 1,024 tokens           38  38 if single tokens were allocated
+    0
+    """
+    given, where = vars(_parser().parse_args(arguments)), ""
+    try:
+        for name, text in given.items():
+            where = f"{name}={text!r}; "
+            given[name] = _read(name, text)
+        where = ""
+        print(plan(**given))
+    except (ValueError, TypeError, OSError) as problem:
+        print(f"python -m kvlib plan: {where}{problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
