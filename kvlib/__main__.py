@@ -17,7 +17,7 @@ _OPTIONS = {
     "context": (
         str,
         "tokens of a sequence, prompt and answer: 8192; mean and 99th percentile: 1366/4000; "
-        "azure_conv; azure_code; or a .csv file with a column num_tokens",
+        "azure-conversations; azure-code; or a .csv file with a column num_tokens",
     ),
     "num_gpus": (int, "GPUs in all"),
     "tensor_parallel": (int, "GPUs that share each layer; default: all"),

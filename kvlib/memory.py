@@ -538,15 +538,11 @@ def _rates(shape, dtype, tensor_parallel):
     if not isinstance(shape, ModelShape):
         raise TypeError(f"shape={shape!r:.40}; it must be a ModelShape. Build one or use a preset.")
     tensor_parallel = whole("tensor_parallel", tensor_parallel, low=1)
-    return _rates_of(shape, *_layout_pair(dtype), tensor_parallel)
+    layouts = _layout_pair(dtype)
+    return [_rate(group, *layouts, tensor_parallel) for group in shape.layer_groups]
 
 
-@functools.lru_cache(maxsize=1024)  # a slider asks for the same model again and again
-def _rates_of(shape, k_layout, v_layout, tensor_parallel):
-    return tuple(_rate(group, k_layout, v_layout, tensor_parallel) for group in shape.layer_groups)
-
-
-@functools.lru_cache(maxsize=256, typed=True)  # typed, or True would pass for a checked 1
+@functools.lru_cache(maxsize=1024)  # a slider asks for the same layers again and again
 def _rate(group, k_layout, v_layout, tensor_parallel):
     heads = kv_heads_per_rank(group.num_kv_heads, tensor_parallel)
     bits = Fraction(0)

@@ -12,15 +12,14 @@ from statistics import NormalDist
 import numpy as np
 
 from kvlib import memory
-from kvlib._data import read_json
 from kvlib._validate import one_of, real, whole, whole_or_array
 from kvlib.blocks import blocks_needed
 from kvlib.eviction import fair_quotas, overflow_blocks, recompute_seconds
 from kvlib.models import ModelShape, find_model, load_devices, load_models, released_weight_bytes
+from kvlib.replay import REQUEST_LENGTHS, load_request_lengths
 from kvlib.sharing import shareable_tokens
 from kvlib.units import format_bytes, parse_bytes
 
-_TRACES = ("azure_conv", "azure_code")
 _LENGTH_COLUMNS = ("num_tokens", "ContextTokens", "GeneratedTokens")
 
 
@@ -315,8 +314,8 @@ def lengths_of(context):
     context : int, str, tuple or ndarray of int
         One length; an array, one length a sequence; a pair (mean, 99th percentile), which stands
         for 1,000 equally likely quantiles of the log-normal distribution with these two; or text:
-        ``'8192'``, ``'1366/4000'`` (such a pair), ``'azure_conv'`` or ``'azure_code'`` (the
-        requests of the Azure 2023 traces), or the path of a CSV file whose column ``num_tokens``
+        ``'8192'``, ``'1366/4000'`` (such a pair), ``'azure-conversations'`` or
+        ``'azure-code'`` (the requests of the Azure 2023 traces), or the path of a CSV file whose column ``num_tokens``
         holds the lengths, or ``ContextTokens`` and ``GeneratedTokens`` their two parts.
 
     Returns
@@ -351,10 +350,10 @@ def lengths_of(context):
     999
     """
     if isinstance(context, str):
-        if context in _TRACES:
-            histogram = read_json("trace_figures.json")[context]
-            return np.array(histogram["num_tokens"]), np.array(histogram["num_requests"])
-        context = _read_csv(context) if context.endswith(".csv") else _read_numbers(context)
+        if context in REQUEST_LENGTHS:
+            context = load_request_lengths(context)
+        else:
+            context = _read_csv(context) if context.endswith(".csv") else _read_numbers(context)
     if isinstance(context, tuple):
         context = _log_normal(*context)
     lengths = np.atleast_1d(whole_or_array("context", context, low=1))
@@ -371,7 +370,7 @@ def _read_numbers(text):
     if len(numbers) not in (1, 2):
         raise ValueError(
             f"context={text[:40]!r}; it is no length. Write 8192, 1366/4000 (mean and 99th "
-            f"percentile), {', '.join(_TRACES)} or the path of a .csv file."
+            f"percentile), {', '.join(REQUEST_LENGTHS)} or the path of a .csv file."
         )
     return numbers if len(numbers) == 2 else numbers[0]
 

@@ -215,7 +215,7 @@ import json
 import kvlib.models
 import kvlib.plan
 models, devices = kvlib.models.load_models(), kvlib.models.load_devices()
-fitting = kvlib.plan.plan("llama-3.1-8b", "L4 24GB", "azure_conv").num_sequences
+fitting = kvlib.plan.plan("llama-3.1-8b", "L4 24GB", "azure-conversations").num_sequences
 print(json.dumps([kvlib.__file__, len(models), len(devices), fitting]))
 """
 

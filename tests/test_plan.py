@@ -317,12 +317,12 @@ def test_mean_and_p99_are_met(mean, ratio):
     assert counts[num_tokens >= mean * ratio * 0.97 - 1].sum() >= 10
 
 
-@pytest.mark.parametrize("name", ["azure_conv", "azure_code"])
+@pytest.mark.parametrize("name", ["azure-conversations", "azure-code"])
 def test_the_azure_requests(name):
     figures = read_json("trace_figures.json")[name]
     mean = figures["mean_prompt_tokens"] + figures["mean_answer_tokens"]
     assert mean_of(name) == pytest.approx(mean)
-    assert lengths_of(name)[1].sum() == {"azure_conv": 19_366, "azure_code": 8819}[name]
+    assert lengths_of(name)[1].sum() == {"azure-conversations": 19_366, "azure-code": 8819}[name]
 
 
 def test_lengths_from_a_file(tmp_path):

@@ -261,7 +261,7 @@ small = {"model": "llama-3.1-8b", "gpu": "H100 80GB", "context": 8192}
 # ## Evict
 #
 # Still more conversations than fit? Then some are evicted, and each of their turns prefills the context again. Type your own traffic: one length
-# (`8192`), mean and 99th percentile (`1366/4000`), `azure_conv`, `azure_code`, or the path of a CSV file with a column `num_tokens`.
+# (`8192`), mean and 99th percentile (`1366/4000`), `azure-conversations`, `azure-code`, or the path of a CSV file with a column `num_tokens`.
 # Two tenants, A and B, ask for half of the conversations each; quotas by weight decide who loses.
 
 # %% jupyter={"source_hidden": true}
@@ -480,7 +480,7 @@ checks.check_gpus_needed(gpus_needed)
 # How lengths spread, from the histogram that the planner uses: standard deviation over mean, length-weighted mean over mean.
 
 # %%
-num_tokens, counts = plan.lengths_of("azure_conv")
+num_tokens, counts = plan.lengths_of("azure-conversations")
 mean, square = (np.average(num_tokens.astype(float) ** power, weights=counts) for power in (1, 2))
 float(np.sqrt(square / mean**2 - 1).round(2)), float((square / mean**2).round(2))
 
