@@ -17,6 +17,7 @@ The query heads that share a KV head share its kept set, since one cache serves 
 
 import numpy as np
 
+from kvlib import _data
 from kvlib._attention import attention_weights
 from kvlib._validate import one_of, whole
 from kvlib.backend import array_module
@@ -391,8 +392,43 @@ def freed_blocks(kept, block_size):
     return (~padded.reshape(*kept.shape[:-1], -1, block_size).any(axis=-1)).sum(axis=-1)
 
 
-def keep_by_rule(sample, rule, num_kept, num_recent, num_sinks=4):
-    """Keep keys of a recorded layer by a named rule, for the queries after the observed [mask].
+def rule_scores(sample, rule):
+    """Rank a recorded layer's keys as a named rule does when its newest queries arrive [score].
+
+    Parameters
+    ----------
+    sample : kvlib.quantization.LayerSample
+        A recorded layer.
+    rule : {'recent', 'sinks', 'heavy', 'observed'}
+        The rule; the first two rank the first token first.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(num_kv_heads or 1, keys)``, for `keep_highest`.
+
+    Raises
+    ------
+    ValueError
+        If the rule is unknown.
+
+    Examples
+    --------
+    >>> from kvlib.quantization import load_kv_sample
+    >>> rule_scores(load_kv_sample()[26], "heavy").argmax(axis=1)  # the first token of the novel
+    array([0, 0, 0])
+    """
+    num_kv_heads, num_tokens, _ = sample.k.shape
+    if one_of("rule", rule, RULES) == "heavy":
+        return sample.acc.astype(float).reshape(num_kv_heads, -1, num_tokens).sum(axis=1)
+    if rule == "observed":
+        judged = sample.q.shape[1] - NUM_OBSERVED
+        return observation_votes(sample.q[:, :NUM_OBSERVED], sample.k[:, :-judged])
+    return -np.arange(num_tokens)[None]
+
+
+def rule_error(sample, rule, num_kept, num_recent):
+    """Judge a rule on a recorded layer by the queries after the observed ones [ratio].
 
     Parameters
     ----------
@@ -403,44 +439,7 @@ def keep_by_rule(sample, rule, num_kept, num_recent, num_sinks=4):
     num_kept : int
         Keys that each query keeps [tokens].
     num_recent : int
-        The newest of them, for ``'heavy'`` and ``'observed'`` [tokens].
-    num_sinks : int, optional
-        First tokens kept by ``'sinks'``, `num_kept` at most [tokens].
-
-    Returns
-    -------
-    numpy.ndarray
-        Booleans, ``(num_kv_heads or 1, num_queries, num_tokens)``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the rule is unknown, or a number is not an integer or out of range.
-
-    Examples
-    --------
-    >>> from kvlib.quantization import load_kv_sample
-    >>> keep_by_rule(load_kv_sample()[26], "heavy", 205, 102).sum(axis=-1)[:, -1]
-    array([205, 205, 205])
-    """
-    num_tokens, num_queries = sample.k.shape[1], sample.q.shape[1] - NUM_OBSERVED
-    if one_of("rule", rule, RULES) in ("recent", "sinks"):
-        num_sinks = min(num_sinks, num_kept) if rule == "sinks" else 0
-        return keep_recent(num_tokens, num_queries, num_kept, num_sinks)
-    if rule == "heavy":
-        scores = sample.acc.astype(float).reshape(len(sample.k), -1, num_tokens).sum(axis=1)
-    else:
-        scores = observation_votes(sample.q[:, :NUM_OBSERVED], sample.k[:, :-num_queries])
-    return keep_highest(scores, num_queries, num_kept, num_recent, num_tokens)
-
-
-def rule_error(sample, rule, num_kept, num_recent, num_sinks=4):
-    """Judge a rule on a recorded layer by the queries after the observed ones [ratio].
-
-    Parameters
-    ----------
-    sample, rule, num_kept, num_recent, num_sinks : object
-        As for `keep_by_rule`.
+        The newest of them; `num_kept` makes every rule ``'recent'`` [tokens].
 
     Returns
     -------
@@ -450,14 +449,42 @@ def rule_error(sample, rule, num_kept, num_recent, num_sinks=4):
     Raises
     ------
     TypeError, ValueError
-        As `keep_by_rule`.
+        If the rule is unknown, or a number is not an integer or out of range.
 
     Examples
     --------
     >>> from kvlib.quantization import load_kv_sample
-    >>> layer = load_kv_sample()[26]
-    >>> [round(rule_error(layer, rule, 205, 102), 2) for rule in RULES]
+    >>> layer, newest = load_kv_sample()[26], (205, 201, 102, 102)
+    >>> [round(rule_error(layer, rule, 205, n), 2) for rule, n in zip(RULES, newest, strict=True)]
     [1.21, 0.12, 0.09, 0.09]
     """
-    kept = keep_by_rule(sample, rule, num_kept, num_recent, num_sinks)
-    return KeptAttention(sample.q[:, NUM_OBSERVED:], sample.k, sample.v).error(kept)
+    scores, q = rule_scores(sample, rule), sample.q[:, NUM_OBSERVED:]
+    kept = keep_highest(scores, q.shape[1], num_kept, num_recent, sample.k.shape[1])
+    return KeptAttention(q, sample.k, sample.v).error(kept)
+
+
+def load_token_figures():
+    """Load what the recorded model's 1,024 tokens say, and what rules cost in all 30 layers.
+
+    Returns
+    -------
+    dict
+        ``tokens``: their texts; ``kept``: 205 keys; ``errors``: for each of the rules ``recent``,
+        ``sinks``, ``heavy`` and ``evicted`` (heavy hitters, evicted for good), one ratio a layer.
+        Shared: do not change it.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If the project's data file is not there or not intact.
+
+    References
+    ----------
+    .. [1] data/make_token_figures.py makes the file.
+
+    Examples
+    --------
+    >>> load_token_figures()["tokens"][:3]
+    ['Sir', ' Walter', ' Ell']
+    """
+    return _data.read_json("token_figures.json")

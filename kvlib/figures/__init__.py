@@ -2,5 +2,14 @@
 
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
+from kvlib.figures.tokens import ErrorCurves, KeptBlocks, RuleCurves
 
-__all__ = ["FactorTiles", "MemoryCurve", "ModelCurves", "Picture"]
+__all__ = [
+    "ErrorCurves",
+    "FactorTiles",
+    "KeptBlocks",
+    "MemoryCurve",
+    "ModelCurves",
+    "Picture",
+    "RuleCurves",
+]
