@@ -212,14 +212,18 @@ def keep_highest(scores, num_queries, num_kept, num_recent, num_tokens=None):
     num_queries = whole("num_queries", num_queries, low=1, high=num_tokens)
     num_kept = whole("num_kept", num_kept, low=1)
     num_recent = whole("num_recent", num_recent, low=0, high=num_kept)
-    ranks = xp.pad(-scores, ((0, 0), (0, num_tokens - scores.shape[1])), constant_values=np.inf)
-    order = xp.argsort(ranks, axis=1, kind="stable")
+    last_place = xp.pad(
+        -scores, ((0, 0), (0, num_tokens - scores.shape[1])), constant_values=np.inf
+    )
+    order = xp.argsort(last_place, axis=1, kind="stable")
     position = xp.arange(num_tokens)
     age = position[num_tokens - num_queries :, None] - position
-    old = (age >= num_recent)[:, order].swapaxes(0, 1)  # [heads, queries, rank]
-    chosen = old & (xp.cumsum(old, axis=-1) <= num_kept - num_recent)
-    chosen = xp.take_along_axis(chosen, xp.argsort(order, axis=1)[:, None], axis=-1)
-    return chosen | ((age >= 0) & (age < num_recent))
+    old = age >= num_recent
+    # Down the ranking of each head, a query takes old keys until it has its number.
+    taken = xp.cumsum(old.T[order], axis=1, dtype=np.int32)  # [heads, rank, queries]
+    depth = (taken <= num_kept - num_recent).sum(axis=1)
+    rank = xp.argsort(order, axis=1)
+    return (old & (rank[:, None] < depth[..., None])) | ((age >= 0) & ~old)
 
 
 def evict_for_good(q, k, num_kept, num_recent):
@@ -312,7 +316,8 @@ class KeptAttention:
         hats = {"k_hat": k if k_hat is None else k_hat, "v_hat": v if v_hat is None else v_hat}
         q, k, v, k_hat, v_hat = _tensors(q=q, k=k, v=v, **hats)
         self._xp = array_module(q)
-        self._exact = attention_weights(self._xp, q, k) @ v[:, None]
+        exact = attention_weights(self._xp, q, k) @ v[:, None]
+        self._exact = exact.reshape(len(k), -1, v.shape[2])
         self._norm = float(self._xp.linalg.norm(self._exact))
         if not self._norm:
             raise ValueError(
@@ -320,7 +325,7 @@ class KeptAttention:
             )
         self._weights = attention_weights(self._xp, q, k_hat)
         ones = self._xp.ones_like(v_hat[..., :1])  # one product gives the sum of weights too
-        self._values = self._xp.concatenate([v_hat, ones], axis=-1)[:, None]
+        self._values = self._xp.concatenate([v_hat, ones], axis=-1)
 
     def error(self, kept):
         """Compare the outputs [ratio].
@@ -350,9 +355,13 @@ class KeptAttention:
         if kept.ndim != 3 or kept.shape[0] not in (1, heads) or kept.shape[1:] != (n, num_tokens):
             rule = f"it must be ({heads} or 1, {n}, {num_tokens})"
             raise ValueError(f"kept.shape={kept.shape}; {rule}. Build it for these queries.")
-        mixed = self._weights * kept[:, None] @ self._values
+        part = self._weights * kept[:, None].astype(self._weights.dtype)
+        # Short products, summed: too small for a BLAS to start threads, which cost more than this.
+        run = 32 if num_tokens % 32 == 0 else num_tokens
+        runs = part.reshape(heads, -1, num_tokens // run, run).swapaxes(1, 2)
+        mixed = (runs @ self._values.reshape(heads, num_tokens // run, run, -1)).sum(axis=1)
         if not mixed[..., -1].all():
-            query = int(self._xp.argwhere(mixed[..., -1] == 0)[0, 2])
+            query = int(self._xp.argwhere(mixed[..., -1] == 0)[0, 1]) % n
             raise ValueError(f"kept[:, {query}]; it draws no attention. Keep a key it may see.")
         output = mixed[..., :-1] / mixed[..., -1:]
         return float(self._xp.linalg.norm(output - self._exact)) / self._norm

@@ -1,6 +1,7 @@
 """Pictures of dropped tokens: error curves, which positions stay, which blocks come free."""
 
 import numpy as np
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 
 from kvlib.figures import style
@@ -28,25 +29,25 @@ class ErrorCurves(Picture):
         self._here = self.moving(axes.axvline(1, color=style.LIMIT, lw=1.4, ls=":"))
         self._said = self.moving(axes.plot([], [], "D", mfc=style.PAPER, mec=style.INK, ms=7)[0])
         self._said_tag = self.label(0, 0, axes=axes, va="center", path_effects=style.HALO)
-        self._curves, beside = [], axes.get_yaxis_transform()
-        for colour in self.colours:
-            line = self.moving(axes.plot([], [], color=colour, lw=2)[0])
-            dot = self.moving(axes.plot([], [], "o", color=colour, ms=6, zorder=5)[0])
-            look = {"axes": axes, "transform": beside, "color": colour, "va": "center"}
-            self._curves.append((line, dot, self.label(1.02, 1, **look)))
+        self._lines = self.moving(
+            axes.add_collection(LineCollection([], colors=self.colours, lw=2))
+        )
+        self._dots = self.moving(axes.scatter([1] * 4, [1] * 4, c=self.colours, s=36, zorder=5))
+        look = {"axes": axes, "transform": axes.get_yaxis_transform(), "va": "center"}
+        self._tags = [self.label(1.02, 1, color=colour, **look) for colour in self.colours]
 
     def draw(self, curves, points, tags, guess_at=None):
         lowest = self.y_ticks[0]
-        heights = [np.log(min(380, max(1.1 * lowest, y))) for _, y in points]
-        heights = spread(
-            heights, gap=0.055 * np.log(400 / lowest) * 330 / (self.height * self.bounds[3])
+        self._lines.set_segments(
+            [np.column_stack([x, np.maximum(y, lowest / 2)]) for x, y in curves]
         )
+        dots = np.maximum(points, (0, lowest))
+        self._dots.set_offsets(dots)
+        line_height = 15 / self.height / self.bounds[3] * np.log(400 / lowest)
+        heights = np.exp(spread(np.log(dots[:, 1].clip(1.2 * lowest, 370)).tolist(), line_height))
         best = min(y for _, y in points)
-        rows = zip(self._curves, curves, points, tags, heights, strict=True)
-        for (line, dot, text), (x, y), point, tag, height in rows:
-            line.set_data(x, np.maximum(y, lowest / 2))
-            dot.set_data([point[0]], [max(point[1], lowest)])
-            text.set(y=np.exp(height), text=tag, weight="bold" if point[1] == best else "normal")
+        for text, tag, height, (_, y) in zip(self._tags, tags, heights, points, strict=True):
+            text.set(y=height, text=tag, weight="bold" if y == best else "normal")
         self._here.set_xdata([max(x for x, _ in points)] * 2)
         if self.guess and guess_at:
             x, y = guess_at, float(self.guess[0].split()[-2])
@@ -59,15 +60,16 @@ class RuleCurves(ErrorCurves):
 
     height = 560
     bounds, colours = (0.09, 0.45, 0.62, 0.46), style.OWNERS
-    x_label, x_ticks = "keys kept [% of what the query may see]", (2, 5, 10, 20, 50, 100)
+    x_label, x_ticks = "keys kept [% of 1,024]", (2, 5, 10, 20, 50, 100)
     y_ticks = (1, 3, 10, 30, 100, 300)
 
     def build(self):
         super().build()
         mass = self._mass = self.figure.add_axes((0.09, 0.245, 0.89, 0.095))
-        mass.set(yscale="log", xlim=(0, 1024), ylim=(1e-2, 400), xticklabels=[])
+        mass.set(yscale="log", xlim=(0, 1024), ylim=(1e-2, 400))
         mass.set_yticks([0.01, 1, 100], ["0.01", "1", "100 %"])
         mass.minorticks_off()
+        mass.tick_params(axis="x", labelbottom=False, length=0)
         mass.set_title("attention that each position draws", loc="left", fontsize=9, pad=3)
         self._drawn = self.moving(mass.plot([], [], color=style.INK, lw=0.8)[0])
         self._words = [self.label(0, 1, axes=mass, path_effects=style.HALO) for _ in range(5)]
@@ -88,7 +90,7 @@ class RuleCurves(ErrorCurves):
             text.set(x=position + 4, y=150 * drawn[position], text=word)
         shade = kept.reshape(4, 512, -1).max(axis=-1)[..., None]
         ink = np.array([to_rgb(colour) for colour in self.colours])[:, None]
-        self._kept.set_data(1 - shade * (1 - ink))
+        self._kept.set_data(np.uint8(255 * (1 - shade * (1 - ink))))
 
 
 class KeptBlocks(Picture):
@@ -122,7 +124,7 @@ class KeptBlocks(Picture):
         full = np.add.reduceat(stored, edges, axis=1)[..., None] / block_size
         shade = np.where(full > 0, 0.25 + 0.75 * full, 0.03)
         self._blocks.set_extent((0, block_size * len(edges), 5, 0))
-        self._blocks.set_data(1 - shade * (1 - np.array(to_rgb(style.CACHE))))
+        self._blocks.set_data(np.uint8(255 * (1 - shade * (1 - np.array(to_rgb(style.CACHE))))))
         self._edges.set_segments([[(x, 0), (x, 5)] for x in edges])
         for texts, *words in zip(self._rows, names, ends, strict=True):
             for text, word in zip(texts, words, strict=True):
