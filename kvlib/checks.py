@@ -4,9 +4,12 @@ import html
 import os
 import random
 
+import numpy as np
+
 from kvlib._data import read_json
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences
 from kvlib.models import LayerGroup, ModelShape
+from kvlib.token_selection import freed_blocks, keep_highest, keep_recent
 
 
 class Verdict(str):
@@ -167,6 +170,86 @@ def check_chats_that_fit(answer):
         return rng.randint(1, 80) * 2**30, shape, rng.choice([256, 1024, 8192, 131_072])
 
     return _check(answer, _make_case, max_sequences)
+
+
+def check_sink_positions(answer):
+    """Check exercise 10.1: the keys that sinks and a sliding window keep for the last query.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``sink_positions(num_tokens, num_kept, num_sinks)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        num_tokens = rng.randint(8, 40)
+        num_kept = rng.randint(5, num_tokens)
+        return num_tokens, num_kept, rng.randint(0, 4)
+
+    def _expected(num_tokens, num_kept, num_sinks):
+        return _positions(keep_recent(num_tokens, 1, num_kept, num_sinks))
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_heavy_positions(answer):
+    """Check exercise 10.2: the keys that heavy hitters and a window keep for the last query.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``heavy_positions(scores, num_kept, num_recent)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        scores = rng.sample(range(100), rng.randint(5, 12))
+        num_kept = rng.randint(1, len(scores))
+        return scores, num_kept, rng.randint(1, num_kept)
+
+    def _expected(scores, num_kept, num_recent):
+        return _positions(keep_highest([scores], 1, num_kept, num_recent))
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_returned_blocks(answer):
+    """Check exercise 10.3: the blocks in which no token is kept.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``returned_blocks(kept_positions, num_tokens, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        num_tokens = rng.randint(10, 60)
+        kept = sorted(rng.sample(range(num_tokens), rng.randint(1, 9)))
+        return kept, num_tokens, rng.choice([2, 4, 8, 16])
+
+    def _expected(kept_positions, num_tokens, block_size):
+        return int(freed_blocks(np.isin(np.arange(num_tokens), kept_positions), block_size))
+
+    return _check(answer, _make_case, _expected)
+
+
+def _positions(mask):
+    """Positions that the last query of the first head keeps."""
+    return np.flatnonzero(mask[0, -1]).tolist()
 
 
 def _check(answer, make_case, expected):
