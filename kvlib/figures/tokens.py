@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 from kvlib.figures import style
 from kvlib.figures.picture import Picture, spread
 
-BLUES = ("#08306B", style.CACHE, "#4A9FD0", "#8FC4E4")  # the cache in ever fewer bits
+BLUES = ("#08306B", style.CACHE, "#3F90C0", "#6C9FBF")  # the cache in ever fewer bits
 
 
 class ErrorCurves(Picture):
@@ -16,7 +16,7 @@ class ErrorCurves(Picture):
     width, height = 720, 440
     bounds, colours = (0.09, 0.13, 0.62, 0.75), BLUES
     x_label, x_ticks = "kept keys and values of this layer [KiB]", (12, 24, 48, 96, 192, 384, 768)
-    y_ticks = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
+    y_ticks, line_widths = (0.1, 0.3, 1, 3, 10, 30, 100, 300), (3.4, 2.6, 1.9, 1.3)
 
     def build(self):
         axes = self._axes = self.figure.add_axes(self.bounds)
@@ -29,9 +29,8 @@ class ErrorCurves(Picture):
         self._here = self.moving(axes.axvline(1, color=style.LIMIT, lw=1.4, ls=":"))
         self._said = self.moving(axes.plot([], [], "D", mfc=style.PAPER, mec=style.INK, ms=7)[0])
         self._said_tag = self.label(0, 0, axes=axes, va="center", path_effects=style.HALO)
-        self._lines = self.moving(
-            axes.add_collection(LineCollection([], colors=self.colours, lw=2))
-        )
+        lines = LineCollection([], colors=self.colours, linewidths=self.line_widths)
+        self._lines = self.moving(axes.add_collection(lines))
         self._dots = self.moving(axes.scatter([1] * 4, [1] * 4, c=self.colours, s=36, zorder=5))
         look = {"axes": axes, "transform": axes.get_yaxis_transform(), "va": "center"}
         self._tags = [self.label(1.02, 1, color=colour, **look) for colour in self.colours]
@@ -61,7 +60,7 @@ class RuleCurves(ErrorCurves):
     height = 560
     bounds, colours = (0.09, 0.45, 0.62, 0.46), style.OWNERS
     x_label, x_ticks = "keys kept [% of 1,024]", (2, 5, 10, 20, 50, 100)
-    y_ticks = (1, 3, 10, 30, 100, 300)
+    y_ticks, line_widths = (1, 3, 10, 30, 100, 300), (2,)
 
     def build(self):
         super().build()

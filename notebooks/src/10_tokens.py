@@ -89,8 +89,8 @@ def keys(percent):
     return -(-num_tokens * percent // 100)
 
 
-grid = [keys(percent) for percent in (2, 3, 5, 7, 10, 14, 20, 30, 45, 65, 80, 95)]
-shares, sink_steps = [0, 10, 25, 50, 75, 100], [0, 1, 2, 4, 8, 16, 32]
+grid = [keys(percent) for percent in (2, 3, 5, 7, 10, 14, 20, 30, 45, 65, 90)]
+shares, sink_steps = [0, 25, 50, 75, 100], [0, 1, 2, 4, 8, 16]
 
 
 def curve(layer, rule, share=50, sinks=4, dtype="fp16"):
@@ -99,7 +99,7 @@ def curve(layer, rule, share=50, sinks=4, dtype="fp16"):
 
 for layer in sample:
     for share, sinks in [*((share, 4) for share in shares), *((50, sinks) for sinks in sink_steps)]:
-        rows = [curve(layer, rule, share, sinks) for rule in rules]
+        [curve(layer, rule, share, sinks) for rule in rules]
 
 
 # %% jupyter={"source_hidden": true}
@@ -121,22 +121,29 @@ def call_of(layer, rule, kept, recent):
 
 
 # %% jupyter={"source_hidden": true}
+# The first panel in words.
+def select_words(layer, percent, kept, recent, off):
+    best, (place, word) = min(rules, key=off.get), words[layer][0]
+    parts = "; ".join(f"{names[rule]} ({kept - recent[rule]} + {recent[rule]}) {off[rule]:.1f} %" for rule in rules)
+    return {
+        "title": f"Layer {layer}, {percent} % of the keys: {names[best]} is closest, {off[best]:.1f} % off",
+        "sentence": f"Layer {layer}, {percent} % of 1,024 keys kept, as others + newest. Off by: {parts}. {word} at position {place} draws "
+        f"{100 * drawn[layer][place]:.0f} % of the attention. `{call_of(layer, best, kept, recent[best])}`",
+        "tags": [f"{rule[0].upper()}  {rule} {off[rule]:.1f} %" for rule in rules]}
+
+
+# %% jupyter={"source_hidden": true}
 # What the first panel shows for its controls.
 def select(percent, share, sinks, layer):
     layer, kept = int(layer), keys(percent)
     recent = {rule: newest(rule, kept, share, sinks) for rule in rules}
     off = {rule: error(layer, rule, kept, recent[rule]) for rule in rules}
-    best, (place, word) = min(rules, key=off.get), words[layer][0]
-    parts = "; ".join(f"{names[rule]} ({kept - recent[rule]} + {recent[rule]}) {off[rule]:.1f} %" for rule in rules)
+    last = [mask(layer, rule, kept, recent[rule])[:, -1].mean(axis=0) for rule in rules]
     x = 100 * np.array(grid) / num_tokens
-    return {
-        "title": f"Layer {layer}, {percent} % of the keys: {names[best]} wins, {off[best]:.1f} % off",
-        "sentence": f"Layer {layer}, {percent} % of 1,024 keys kept, others + newest; the output is off by: {parts}. {word} at position "
-        f"{place} draws {drawn[layer][place]:.0%} of the attention. `{call_of(layer, best, kept, recent[best])}`".replace("0% of", "0 % of"),
-        "curves": [(x, curve(layer, rule, share, sinks)) for rule in rules], "points": [(percent, off[rule]) for rule in rules],
-        "tags": [f"{rule[0].upper()}  {rule} {off[rule]:.1f} %" for rule in rules], "guess_at": 20,
-        "kept": np.concatenate([mask(layer, rule, kept, recent[rule])[:, -1].mean(axis=0)[None] for rule in rules]),
-        "drawn": drawn[layer], "words": words[layer]}
+    numbers = {"curves": [(x, curve(layer, rule, share, sinks)) for rule in rules], "guess_at": 20}
+    numbers |= {"points": [(percent, off[rule]) for rule in rules], "kept": np.array(last)}
+    numbers |= {"drawn": drawn[layer], "words": words[layer]}
+    return numbers | select_words(layer, percent, kept, recent, off)
 
 
 # %% jupyter={"source_hidden": true}
@@ -218,10 +225,15 @@ sinks_of = {4: 67, 14: 0, 26: 0}  # the position that draws most
 
 # %% [markdown]
 # Without its sink, layer 26 hands the sink's 58 % to the other keys: all their values count 1 / (1 - 0.58) = 2.4 times. Layer 4
-# parks its attention too, but on a dozen words "the" and two digits' spaces all over the text, the first of them at position 67. A rule that
-# keeps the first tokens misses them; a rule that watches attention finds them, wherever they are.
+# parks its attention too, but all over the text, on these twelve tokens, which draw two thirds of it:
+
+# %%
+parked = np.argsort(-drawn[4])[:12]
+sorted((place, tokens[place]) for place in parked.tolist()), round(float(drawn[4][parked].sum()), 2)
 
 # %% [markdown]
+# A rule that keeps the first tokens misses them. A rule that watches attention finds them, wherever they are.
+#
 # ## Drop tokens or drop bits?
 #
 # $$M = n \cdot 2 \, H_{KV} \, d_{head} \, s / 8 \tag{10.3}$$
@@ -233,20 +245,27 @@ sinks_of = {4: 67, 14: 0, 26: 0}  # the position that draws most
 # Error against bytes, one curve a width.
 one_layer = models.ModelShape(num_layers=1, num_kv_heads=3, head_dim=64)
 one_token = {dtype: memory.kv_bytes_per_token(one_layer, dtype) for dtype in widths}
+short = {dtype: dtype.partition("/")[0] for dtype in widths}
 for layer in sample:
-    rows = [curve(layer, rule, dtype=dtype) for rule in rules for dtype in widths]
+    [curve(layer, "heavy", dtype=dtype) for dtype in widths]
 
 
+def bytes_buy(budget, rule, layer):
+    """Keys that a budget holds at each width, and their errors."""
+    bought = {dtype: min(num_tokens, budget // one_token[dtype]) for dtype in widths}
+    return bought, {d: error(layer, rule, n, newest(rule, n, 50, 4), d) for d, n in bought.items()}
+
+
+# %% jupyter={"source_hidden": true}
+# What the second panel shows for its controls.
 def weigh(percent, stored, rule, layer):
     kept, layer = keys(percent), int(layer)
-    budget, short = kept * one_token[stored], {dtype: dtype.partition("/")[0] for dtype in widths}
-    bought = {dtype: min(num_tokens, budget // one_token[dtype]) for dtype in widths}
-    off = {d: error(layer, rule, n, newest(rule, n, 50, 4), d) for d, n in bought.items()}
+    budget = kept * one_token[stored]
+    bought, off = bytes_buy(budget, rule, layer)
     best, call = min(widths, key=off.get), panel.as_python(memory.sequence_kv_bytes, one_layer, kept, stored)
     parts = ", ".join(f"{n:,} keys in {short[d]} ({off[d]:.1f} % off)" for d, n in bought.items())
-    size = units.format_bytes(budget)
     return {
-        "title": f"Layer {layer}, {size}: {bought[best]:,} keys in {short[best]} come closest, {off[best]:.1f} % off",
+        "title": f"Layer {layer}, {units.format_bytes(budget)}: {bought[best]:,} keys in {short[best]} come closest, {off[best]:.1f} % off",
         "sentence": f"Layer {layer}, {names[rule]}: {percent} % of the keys in {short[stored]} take {budget:,} bytes. These bytes hold {parts}. `{call}`",
         "curves": [(np.array(grid) * one_token[d] / 1024, curve(layer, rule, dtype=d)) for d in widths],
         "points": [(n * one_token[d] / 1024, off[d]) for d, n in bought.items()],
@@ -265,37 +284,55 @@ panel.Panel(
 )
 
 # %% [markdown]
-# Bits first: int8 costs almost nothing, and from a quarter of the fp16 bytes downwards int4 with more tokens beats fp16 with fewer.
-# Two bits never pay here. Then tokens: below what int4 needs for everything, the curve of int4 falls with every token dropped.
+# Which width is closest, by layer, when the budget is 1/2, 1/4, 1/8 ... of the fp16 cache:
+
+# %%
+def closest(budget, layer):
+    bought, off = bytes_buy(budget, "heavy", layer)
+    return f"{short[min(off, key=off.get)]}, {bought[min(off, key=off.get)]:,} keys"
+
+
+whole = num_tokens * one_token["fp16"]
+{f"1/{part}": [closest(whole // part, layer) for layer in sample] for part in (2, 4, 8, 16, 32)}
 
 # %% [markdown]
+# Bits go first: 8 of them cost next to nothing. Then tokens go, at 8 bits, and only at about an eighth of the bytes do 4 bits with
+# more tokens come closer. Two bits never do here: their own error is larger than that of most dropped tokens.
+#
 # ## A ratio of tokens is not one of bytes
 #
 # A pool hands memory out in blocks (chapter 2), and a block returns only when nothing in it is kept. Recent-only empties whole blocks.
 # Heavy hitters are scattered, and each KV head scatters its own.
 
 # %% jupyter={"source_hidden": true}
-# Which blocks come free when tokens stay where they are.
+# The third panel in words.
 rows_of_blocks = ["KV head 0", "KV head 1", "KV head 2", "one table for all", "moved together"]
 
 
+def free_words(layer, rule, percent, kept, recent, block_size, freed):
+    *own, shared, ideal = freed
+    total, recorded = blocks.blocks_needed(num_tokens, block_size), panel.Code(f"quantization.load_kv_sample()[{layer}]")
+    ranked = panel.as_python(token_selection.rule_scores, recorded, rule)
+    last = panel.as_python(token_selection.keep_highest, ranked, judged, kept, recent, num_tokens)
+    call = panel.as_python(token_selection.freed_blocks, panel.Code(f"{last}[:, -1].any(axis=0)"), block_size)
+    return {
+        "title": f"{num_tokens - kept} of 1,024 tokens dropped, {shared:,} of {total:,} blocks freed",
+        "sentence": f"Layer {layer}, {names[rule]}, {percent} % kept, blocks of {block_size}: with one table for all heads {shared:,} of {total:,} blocks "
+        f"come free; with a table for each KV head {own[0]:,}, {own[1]:,} and {own[2]:,}; with the kept tokens moved together {ideal:,}. `{call}`",
+        "ends": [f"{n:,} of {total:,} free" for n in freed]}
+
+
+# %% jupyter={"source_hidden": true}
+# Which blocks come free when tokens stay where they are.
 def free(block_size, percent, rule, layer):
     kept, layer = keys(percent), int(layer)
     recent = newest(rule, kept, 50, 4)
     per_head = np.broadcast_to(mask(layer, rule, kept, recent)[:, -1], (3, num_tokens))
     together = np.arange(num_tokens)[None] < kept
     stored = np.concatenate([per_head, per_head.any(axis=0)[None], together])
-    *own, shared, ideal = token_selection.freed_blocks(stored, block_size).tolist()
-    total, recorded = blocks.blocks_needed(num_tokens, block_size), panel.Code(f"quantization.load_kv_sample()[{layer}]")
-    ranked = panel.as_python(token_selection.rule_scores, recorded, rule)
-    last = panel.Code(panel.as_python(token_selection.keep_highest, ranked, judged, kept, recent, num_tokens) + "[:, -1].any(axis=0)")
-    return {
-        "title": f"{num_tokens - kept} of 1,024 tokens dropped, {shared} of {total} blocks freed",
-        "sentence": f"Layer {layer}, {names[rule]}, {percent} % kept, blocks of {block_size}: with one table for all heads {shared} of {total} blocks "
-        f"come free; with a table for each KV head {own[0]}, {own[1]} and {own[2]}; with the kept tokens moved together {ideal}. "
-        f"`{panel.as_python(token_selection.freed_blocks, last, block_size)}`",
-        "stored": stored, "block_size": block_size, "names": rows_of_blocks,
-        "ends": [f"{n} of {total} free" for n in (*own, shared, ideal)]}
+    freed = token_selection.freed_blocks(stored, block_size).tolist()
+    numbers = {"stored": stored, "block_size": block_size, "names": rows_of_blocks}
+    return numbers | free_words(layer, rule, percent, kept, recent, block_size, freed)
 
 
 # %% jupyter={"source_hidden": true}
