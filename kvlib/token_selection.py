@@ -313,17 +313,19 @@ class KeptAttention:
     """
 
     def __init__(self, q, k, v, k_hat=None, v_hat=None):
-        hats = {"k_hat": k if k_hat is None else k_hat, "v_hat": v if v_hat is None else v_hat}
+        has_own_keys = k_hat is not None
+        hats = {"k_hat": k_hat if has_own_keys else k, "v_hat": v if v_hat is None else v_hat}
         q, k, v, k_hat, v_hat = _tensors(q=q, k=k, v=v, **hats)
         self._xp = array_module(q)
-        exact = attention_weights(self._xp, q, k) @ v[:, None]
-        self._exact = exact.reshape(len(k), -1, v.shape[2])
+        self._weights = attention_weights(self._xp, q, k)
+        self._exact = (self._weights @ v[:, None]).reshape(len(k), -1, v.shape[2])
         self._norm = float(self._xp.linalg.norm(self._exact))
         if not self._norm:
             raise ValueError(
                 "||o||=0; a relative error needs an output. Pass values that are not 0."
             )
-        self._weights = attention_weights(self._xp, q, k_hat)
+        if has_own_keys:
+            self._weights = attention_weights(self._xp, q, k_hat)
         ones = self._xp.ones_like(v_hat[..., :1])  # one product gives the sum of weights too
         self._values = self._xp.concatenate([v_hat, ones], axis=-1)
 
