@@ -93,8 +93,8 @@ def test_kept_sets_by_hand():
 
 
 def test_keys_without_a_score_rank_last():
-    # Scores for three keys of five: key 3 has none and loses even to a score of 0.
-    mask = keep_highest([[0, 5, 0]], num_queries=1, num_kept=3, num_recent=1, num_tokens=5)
+    # Scores for three keys of five: key 3 has none and loses even to a score below 0.
+    mask = keep_highest([[-1, 5, -2]], num_queries=1, num_kept=3, num_recent=1, num_tokens=5)
     assert positions(mask) == [[[0, 1, 4]]]
     assert positions(keep_highest([[0, 5]], 1, 4, 1, num_tokens=5)) == [[[0, 1, 2, 4]]]
 
@@ -239,6 +239,7 @@ def test_eviction_keeps_its_number_and_nothing_comes_back():
 
 def test_eviction_scores_count_only_what_is_still_there():
     q, k, _ = tensors(7, heads=2, queries=30, tokens=30)
+    q *= 4  # some keys draw almost everything, and their loss matters
     kept, weights = evict_for_good(q, k, 6, 2), slow_weights(q, k)
     for head in range(2):
         present, scores = [], np.zeros(30)
