@@ -57,7 +57,7 @@ class ErrorCurves(Picture):
 class RuleCurves(ErrorCurves):
     """One curve a rule, over the attention that positions draw and the positions that stay."""
 
-    height = 560
+    height, cover_at = 560, (0.40, 0.68)
     bounds, colours = (0.09, 0.45, 0.62, 0.46), style.OWNERS
     x_label, x_ticks = "keys kept [% of 1,024]", (2, 5, 10, 20, 50, 100)
     y_ticks, line_widths = (1, 3, 10, 30, 100, 300), (2,)
@@ -71,7 +71,7 @@ class RuleCurves(ErrorCurves):
         mass.tick_params(axis="x", labelbottom=False, length=0)
         mass.set_title("attention that each position draws", loc="left", fontsize=9, pad=3)
         self._drawn = self.moving(mass.plot([], [], color=style.INK, lw=0.8)[0])
-        self._words = [self.label(0, 1, axes=mass, path_effects=style.HALO) for _ in range(5)]
+        self._words = [self.label(0, 1, axes=mass, va="center") for _ in range(5)]
         strip = self.figure.add_axes((0.09, 0.075, 0.89, 0.15), sharex=mass)
         strip.set(ylim=(4, 0), xlabel="position in the novel's first 1,024 tokens; dark: kept")
         strip.set_yticks([0.5, 1.5, 2.5, 3.5], "RSHO")
@@ -86,7 +86,7 @@ class RuleCurves(ErrorCurves):
         super().draw(**curves)
         self._drawn.set_data(np.arange(len(drawn)), 100 * drawn)
         for text, (position, word) in zip(self._words, [*words, *[(0, "")] * 5], strict=False):
-            text.set(x=position + 4, y=150 * drawn[position], text=word)
+            text.set(x=position + 5, y=100 * drawn[position], text=word)
         shade = kept.reshape(4, 512, -1).max(axis=-1)[..., None]
         ink = np.array([to_rgb(colour) for colour in self.colours])[:, None]
         self._kept.set_data(np.uint8(255 * (1 - shade * (1 - ink))))

@@ -89,7 +89,7 @@ def keys(percent):
     return -(-num_tokens * percent // 100)
 
 
-grid = [keys(percent) for percent in (2, 3, 5, 7, 10, 14, 20, 30, 45, 65, 90)]
+grid = [keys(percent) for percent in (2, 3, 5, 7, 10, 14, 20, 30, 45, 65, 90, 100)]
 shares, sink_steps = [0, 25, 50, 75, 100], [0, 1, 2, 4, 8, 16]
 
 
@@ -161,7 +161,8 @@ panel.Panel(
 )
 
 # %% [markdown]
-# Choose layer 4 next. There the first words hardly help, and neither rule that looks only at positions does.
+# Choose layer 4 next: there the first words hardly help, nor does any rule that looks at positions only. Then layer 14 with a
+# tenth of the keys: there four first words beat both rules that watch attention.
 #
 # ## The formula
 #
@@ -297,7 +298,7 @@ whole = num_tokens * one_token["fp16"]
 
 # %% [markdown]
 # Bits go first: 8 of them cost next to nothing. Then tokens go, at 8 bits, and only at about an eighth of the bytes do 4 bits with
-# more tokens come closer. Two bits never do here: their own error is larger than that of most dropped tokens.
+# more tokens come closer. Two bits never do here.
 #
 # ## A ratio of tokens is not one of bytes
 #
@@ -372,8 +373,8 @@ wins = [min(three, key=lambda rule: errors[rule][layer]) for layer in range(30)]
 {rule: wins.count(rule) for rule in three}, {rule: round(float(np.mean(errors[rule])), 3) for rule in errors}
 
 # %% [markdown]
-# The layers disagree, and a mean hides it: heavy hitters win in 21 layers, sinks in 8, and in layer 0, which has no sink, the newest
-# keys alone are best. One rule for a model is a compromise.
+# The layers disagree, and a mean hides it: heavy hitters win in 21 layers, sinks in 8, and in layer 0, where the first tokens
+# do not help, the newest alone are best. One rule for a model is a compromise.
 #
 # What is optimistic about all the numbers above: the scores come from attention over *all* keys, and a key dropped for one query
 # may serve the next. A cache cannot do that. The row `evicted` plays heavy hitters from the first token on, for good, with
@@ -476,9 +477,9 @@ gained | {"two sequences leave": 2 * blocks.blocks_needed(1024, 16)}
 #
 # - Quality of answers: a relative error of one layer's attention is not perplexity; a dropped passage that is asked about later is lost (-, any size).
 # - Positions: here keys keep their rotation; StreamingLLM renumbers them inside the cache. It matters beyond the trained length only.
-# - Scores: heavy hitters keep one number a key and head (+0.5 % of these fp16 bytes at 32 bits); attention kernels that never write their
+# - Scores: heavy hitters keep one number a key and head (+1.6 % of the fp16 bytes at 32 bits); attention kernels that never write their
 #   weights must be changed to return them.
-# - Scales: a key group of 32 tokens keeps its scales while one of them stays. Scattered tokens at int4: up to 32 times the 0.5 bits (+).
+# - Scales: a key group of 32 tokens keeps its scales while one of them stays. A key alone in its group pays 32 bits a value for them instead of 1 (+).
 # - Block tables: one for each KV head and layer instead of one for a sequence (here 90 times as many entries).
 # - Prefix sharing: what two sequences drop differently they cannot share (chapter 4).
 # - New text only: a score knows the past; it is a forecast that the next queries resemble the last.
