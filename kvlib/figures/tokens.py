@@ -15,7 +15,10 @@ class ErrorCurves(Picture):
 
     width, height = 720, 440
     bounds, colours = (0.09, 0.13, 0.62, 0.75), BLUES
-    x_label, x_ticks = "kept keys and values of this layer [KiB]", (12, 24, 48, 96, 192, 384, 768)
+    x_label, x_ticks = (
+        "kept keys and values of this layer [KiB]",
+        (3, 6, 12, 24, 48, 96, 192, 384, 768),
+    )
     y_ticks, line_widths = (0.1, 0.3, 1, 3, 10, 30, 100, 300), (3.4, 2.6, 1.9, 1.3)
 
     def build(self):
@@ -124,6 +127,7 @@ class KeptBlocks(Picture):
         shade = np.where(full > 0, 0.25 + 0.75 * full, 0.03)
         self._blocks.set_extent((0, block_size * len(edges), 5, 0))
         self._blocks.set_data(np.uint8(255 * (1 - shade * (1 - np.array(to_rgb(style.CACHE))))))
+        self._edges.set_visible(block_size >= 8)  # below, there would be nothing but edges
         self._edges.set_segments([[(x, 0), (x, 5)] for x in edges])
         for texts, *words in zip(self._rows, names, ends, strict=True):
             for text, word in zip(texts, words, strict=True):

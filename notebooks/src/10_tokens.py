@@ -109,7 +109,7 @@ def heaviest_words(layer, count=5):
     for place in np.argsort(-drawn[layer]).tolist():
         if tokens[place].strip() and all(abs(place - other) > 60 for other in places):
             places.append(place)
-    return [(place, f"“{tokens[place].strip()}”") for place in places[:count] if drawn[layer][place] > 0.02]
+    return [(place, f"“{tokens[place].strip()}”") for place in places[:count] if drawn[layer][place] > 0.02 and place < 940]
 
 
 words = {layer: heaviest_words(layer) for layer in sample}
@@ -124,9 +124,10 @@ def call_of(layer, rule, kept, recent):
 # The first panel in words.
 def select_words(layer, percent, kept, recent, off):
     best, (place, word) = min(rules, key=off.get), words[layer][0]
+    verdict = f"{names[best]} is closest, {off[best]:.1f} % off" if kept < num_tokens else "nothing is missing"
     parts = "; ".join(f"{names[rule]} ({kept - recent[rule]} + {recent[rule]}) {off[rule]:.1f} %" for rule in rules)
     return {
-        "title": f"Layer {layer}, {percent} % of the keys: {names[best]} is closest, {off[best]:.1f} % off",
+        "title": f"Layer {layer}, {percent} % of the keys: {verdict}",
         "sentence": f"Layer {layer}, {percent} % of 1,024 keys kept, as others + newest. Off by: {parts}. {word} at position {place} draws "
         f"{100 * drawn[layer][place]:.0f} % of the attention. `{call_of(layer, best, kept, recent[best])}`",
         "tags": [f"{rule[0].upper()}  {rule} {off[rule]:.1f} %" for rule in rules]}
@@ -278,7 +279,7 @@ def weigh(percent, stored, rule, layer):
 panel.Panel(
     figures.ErrorCurves(),
     weigh,
-    percent=panel.Slider("keys kept [%]", 20, range(2, 101)),
+    percent=panel.Slider("keys kept [%]", 20, range(3, 101)),
     stored=panel.Choice("stored as", "fp16", widths),
     rule=panel.Choice("rule", "heavy", rules),
     layer=panel.Choice("layer", "26", ["4", "14", "26"]),
@@ -317,7 +318,7 @@ def free_words(layer, rule, percent, kept, recent, block_size, freed):
     last = panel.as_python(token_selection.keep_highest, ranked, judged, kept, recent, num_tokens)
     call = panel.as_python(token_selection.freed_blocks, panel.Code(f"{last}[:, -1].any(axis=0)"), block_size)
     return {
-        "title": f"{num_tokens - kept} of 1,024 tokens dropped, {shared:,} of {total:,} blocks freed",
+        "title": f"{num_tokens - kept:,} of 1,024 tokens dropped, {shared:,} of {total:,} blocks freed",
         "sentence": f"Layer {layer}, {names[rule]}, {percent} % kept, blocks of {block_size}: with one table for all heads {shared:,} of {total:,} blocks "
         f"come free; with a table for each KV head {own[0]:,}, {own[1]:,} and {own[2]:,}; with the kept tokens moved together {ideal:,}. `{call}`",
         "ends": [f"{n:,} of {total:,} free" for n in freed]}
