@@ -14,6 +14,7 @@ from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequ
 from kvlib.models import LayerGroup, ModelShape
 from kvlib.plan import plan
 from kvlib.sharing import prefix_saving_blocks, shareable_tokens
+from kvlib.token_selection import freed_blocks, keep_highest, keep_recent
 
 
 class Verdict(str):
@@ -102,6 +103,11 @@ class Comparison:
     def _repr_html_(self):
         rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in line) for line in self._lines]
         return "<table><tr>" + "</tr>\n<tr>".join(rows) + "</tr></table>"
+
+
+def _positions(mask):
+    """Positions that the last query of the first head keeps."""
+    return np.flatnonzero(mask[0, -1]).tolist()
 
 
 def check_mixed_widths(answer):
@@ -603,6 +609,81 @@ def check_gpus_needed(answer):
         cost = {n: plan(model, gpu, num_tokens, num_gpus=n, **settings) for n in (1, 2, 4, 8)}
         enough = (n for n in cost if cost[n].recompute_seconds_per_minute <= seconds)
         return next(enough, 0)
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_sink_positions(answer):
+    """Check exercise 10.1: the keys that sinks and a sliding window keep for the last query.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``sink_positions(num_tokens, num_kept, num_sinks)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        num_tokens = rng.randint(8, 40)
+        num_kept = rng.randint(5, num_tokens)
+        return num_tokens, num_kept, rng.randint(0, 4)
+
+    def _expected(num_tokens, num_kept, num_sinks):
+        return _positions(keep_recent(num_tokens, 1, num_kept, num_sinks))
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_heavy_positions(answer):
+    """Check exercise 10.2: the keys that heavy hitters and a window keep for the last query.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``heavy_positions(scores, num_kept, num_recent)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        scores = rng.sample(range(100), rng.randint(5, 12))
+        num_kept = rng.randint(1, len(scores))
+        return scores, num_kept, rng.randint(1, num_kept)
+
+    def _expected(scores, num_kept, num_recent):
+        return _positions(keep_highest([scores], 1, num_kept, num_recent))
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_returned_blocks(answer):
+    """Check exercise 10.3: the blocks in which no token is kept.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``returned_blocks(kept_positions, num_tokens, block_size)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        num_tokens = rng.randint(10, 60)
+        kept = sorted(rng.sample(range(num_tokens), rng.randint(1, 9)))
+        return kept, num_tokens, rng.choice([2, 4, 8, 16])
+
+    def _expected(kept_positions, num_tokens, block_size):
+        return int(freed_blocks(np.isin(np.arange(num_tokens), kept_positions), block_size))
 
     return _check(answer, _make_case, _expected)
 

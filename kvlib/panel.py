@@ -20,7 +20,8 @@ _IDLE_SECONDS = 0.25
 _PAINT_SECONDS = 0.03
 # JupyterLab answers widgets from more than one thread of the kernel; matplotlib bears only one.
 _ONE_AT_A_TIME = threading.RLock()
-_READABLE = "line-height:1.45;min-height:5.8em"  # four lines: the page must not jump
+# Four lines, so that the page does not jump; long calls break anywhere.
+_READABLE = "line-height:1.45;min-height:5.8em;overflow-wrap:anywhere"
 _HIDDEN = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
 
 

@@ -40,6 +40,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvlib import _data
+from kvlib._attention import attention_weights
 from kvlib._validate import one_of, whole
 from kvlib.backend import array_module
 
@@ -815,22 +816,12 @@ def attention_output_error(q, k, v, k_hat, v_hat):
         raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
     xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
     q, k, v, k_hat, v_hat = (a.astype(work) for a in arrays)
-    exact, read_back = _attention(xp, q, k, v), _attention(xp, q, k_hat, v_hat)
+    exact = attention_weights(xp, q, k) @ v[:, None]
+    read_back = attention_weights(xp, q, k_hat) @ v_hat[:, None]
     norm = float(xp.linalg.norm(exact))
     if not norm:
         raise ValueError("||o||=0; a relative error needs an output. Pass values that are not 0.")
     return float(xp.linalg.norm(read_back - exact)) / norm
-
-
-def _attention(xp, q, k, v):
-    """Causal attention output, [kv_heads, query heads of each, queries, d_v]."""
-    (num_heads, n, head_dim), (num_kv_heads, num_tokens, _) = q.shape, k.shape
-    grouped = q.reshape(num_kv_heads, num_heads // num_kv_heads, n, head_dim)
-    scores = grouped @ k[:, None].swapaxes(-1, -2) * head_dim**-0.5
-    position = xp.arange(num_tokens)
-    scores = xp.where(position <= position[num_tokens - n :, None], scores, -np.inf)
-    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ v[:, None]
 
 
 class LayerSample(NamedTuple):

@@ -107,6 +107,26 @@ EXERCISES = {
         lambda *case: fewest_gpus(*case),
         lambda *case: fewest_gpus(*case[:4], "bf16", case[5]),
     ),
+    checks.check_sink_positions: (
+        lambda tokens, kept, sinks: [*range(sinks), *range(tokens - kept + sinks, tokens)],
+        lambda tokens, kept, sinks: [*range(sinks), *range(tokens - kept, tokens)],
+    ),
+    checks.check_heavy_positions: (
+        lambda scores, kept, recent: (
+            sorted(
+                sorted(range(len(scores) - recent), key=scores.__getitem__)[::-1][: kept - recent]
+            )
+            + list(range(len(scores) - recent, len(scores)))
+        ),
+        # Forgets that the newest keys are kept already.
+        lambda scores, kept, recent: sorted(
+            sorted(range(len(scores)), key=scores.__getitem__)[::-1][:kept]
+        ),
+    ),
+    checks.check_returned_blocks: (
+        lambda kept, tokens, block: -(-tokens // block) - len({place // block for place in kept}),
+        lambda kept, tokens, block: (tokens - len(kept)) // block,
+    ),
 }
 
 

@@ -64,6 +64,62 @@ def test_a_cover_hides_every_moving_artist():
     assert tiles(8).png(1, cover="?") == tiles(4).png(1, cover="?")
 
 
+def error_curves(picture, **more):
+    x = np.array([2.0, 20.0, 100.0])
+    picture.update(
+        title="errors",
+        sentence="`f()`",
+        curves=[(x, [90.0, level, 0.0]) for level in (50.0, 12.0, 9.0, 9.5)],
+        points=[(20, level) for level in (50.0, 12.0, 9.0, 9.5)],
+        tags=["a 50.0 %", "b 12.0 %", "c 9.0 %", "d 9.5 %"],
+        **more,
+    )
+    return picture
+
+
+def test_error_curves_mark_the_point_and_the_best():
+    picture = error_curves(figures.ErrorCurves())
+    assert picture._dots.get_offsets().tolist() == [[20, 50], [20, 12], [20, 9], [20, 9.5]]
+    assert [tag.get_weight() for tag in picture._tags] == ["normal", "normal", "bold", "normal"]
+    heights = sorted(np.log(tag.get_position()[1]) for tag in picture._tags)
+    assert min(np.diff(heights)) > 0.2  # close errors, labels apart
+    # An error of 0 has no place on a logarithmic axis: the curve leaves through the bottom.
+    lowest = picture._axes.get_ylim()[0]
+    assert all(segment[-1, 1] < lowest for segment in picture._lines.get_segments())
+
+
+def test_a_guessed_error_is_drawn_where_it_was_said():
+    picture = figures.ErrorCurves()
+    picture.guess = ("about 60 %",)
+    error_curves(picture, guess_at=20)
+    assert picture._said.get_xydata().tolist() == [[20, 60]]
+    assert picture._said_tag.get_text() == "you said 60 %"
+
+
+def test_the_strip_shows_every_kept_position():
+    kept = np.zeros((4, 1024))
+    kept[0, 7], kept[3, 1023] = 1, 0.5
+    picture = error_curves(
+        figures.RuleCurves(), kept=kept, drawn=np.full(1024, 0.001), words=[(7, "“Sir”")]
+    )
+    inked = np.argwhere((picture._kept.get_array() < 255).any(axis=-1)).tolist()
+    assert inked == [[0, 3], [3, 511]]  # two positions a column
+    assert [text.get_text() for text in picture._words] == ["“Sir”", "", "", "", ""]
+
+
+def test_a_block_is_white_only_when_nothing_in_it_is_kept():
+    stored = np.zeros((5, 1024), bool)
+    stored[1, 17], stored[2, 16:32] = True, True
+    picture = figures.KeptBlocks()
+    for block_size, num_blocks in ((16, 64), (100, 11)):
+        picture.update("t", "s", stored=stored, block_size=block_size, names="abcde", ends="vwxyz")
+        shades = picture._blocks.get_array()[..., 0].astype(int)
+        assert shades.shape == (5, num_blocks)
+        inked = np.argwhere(shades < 200).tolist()
+        assert inked == ([[1, 1], [2, 1]] if block_size == 16 else [[1, 0], [2, 0]])
+        assert shades[2].min() < shades[1].min()
+
+
 def test_the_background_is_opaque_white():
     picture = tiles(8)
     for scale in (1, 2):

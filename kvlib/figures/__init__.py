@@ -8,14 +8,17 @@ from kvlib.figures.picture import Picture
 from kvlib.figures.plan import EvictionCost, Levers, Waterfall
 from kvlib.figures.pool import BlockPool, ForkSaving, PromptBar
 from kvlib.figures.start import WhyCache, contact_sheet
+from kvlib.figures.tokens import ErrorCurves, KeptBlocks, RuleCurves
 
 __all__ = [
     "BlockPool",
     "DecodeStep",
+    "ErrorCurves",
     "EvictionCost",
     "EvictionTable",
     "FactorTiles",
     "ForkSaving",
+    "KeptBlocks",
     "Levers",
     "MemoryCurve",
     "ModelCurves",
@@ -24,6 +27,7 @@ __all__ = [
     "PromptBar",
     "ReadPaths",
     "RequestRows",
+    "RuleCurves",
     "SequenceBlocks",
     "SmallCurves",
     "Waterfall",
