@@ -315,8 +315,9 @@ def lengths_of(context):
         One length; an array, one length a sequence; a pair (mean, 99th percentile), which stands
         for 1,000 equally likely quantiles of the log-normal distribution with these two; or text:
         ``'8192'``, ``'1366/4000'`` (such a pair), ``'azure-conversations'`` or
-        ``'azure-code'`` (the requests of the Azure 2023 traces), or the path of a CSV file whose column ``num_tokens``
-        holds the lengths, or ``ContextTokens`` and ``GeneratedTokens`` their two parts.
+        ``'azure-code'`` (the requests of the Azure 2023 traces), or the path of a CSV file whose
+        column ``num_tokens`` holds the lengths, or ``ContextTokens`` and ``GeneratedTokens`` their
+        two parts.
 
     Returns
     -------

@@ -317,9 +317,11 @@ def test_mean_and_p99_are_met(mean, ratio):
     assert counts[num_tokens >= mean * ratio * 0.97 - 1].sum() >= 10
 
 
-@pytest.mark.parametrize("name", ["azure-conversations", "azure-code"])
-def test_the_azure_requests(name):
-    figures = read_json("trace_figures.json")[name]
+@pytest.mark.parametrize(
+    ("name", "key"), [("azure-conversations", "azure_conv"), ("azure-code", "azure_code")]
+)
+def test_the_azure_requests(name, key):
+    figures = read_json("trace_figures.json")[key]
     mean = figures["mean_prompt_tokens"] + figures["mean_answer_tokens"]
     assert mean_of(name) == pytest.approx(mean)
     assert lengths_of(name)[1].sum() == {"azure-conversations": 19_366, "azure-code": 8819}[name]
