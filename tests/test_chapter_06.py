@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from kvlib import figures, gather
-from kvlib.units import GiB
 
 GATHERED = ("fp16, gather", "int8/g128, gather,\nthen dequantize")
 
@@ -19,27 +18,6 @@ def chapter(run_chapter):
         if panel._is_veiled:
             panel.reveal("4")
     return names
-
-
-def test_bytes_of_every_way():
-    # int8 codes beside fp16 values, one of each: gather and dequantize 1+1 and 1+2, fused 1+2.
-    assert gather.gather_bytes("gather", 2, 2) == 4
-    assert gather.gather_bytes("gather, then dequantize", 1, 2) == 5
-    assert gather.gather_bytes("gather and dequantize fused", 1, 2) == 3
-    assert gather.gather_bytes("inside attention", 1, 2) == 0
-    with pytest.raises(ValueError, match="path='fused'; it is not a known name"):
-        gather.gather_bytes("fused", 1, 2)
-    with pytest.raises(ValueError, match="stored_bytes=-1"):
-        gather.gather_bytes("gather", -1, 2)
-
-
-def test_time_of_a_step():
-    # 4 GiB at 4.8e12 bytes/s: 4,294,967,296 / 4.8e12 = 0.000894...
-    assert gather.decode_seconds_per_token(0, 4 * GiB, 4.8e12) == pytest.approx(0.00089478485)
-    one, two = (gather.decode_seconds_per_token(n * 10**9, n * 10**9, 10**12) for n in (1, 2))
-    assert two == 2 * one == 0.004
-    with pytest.raises(ValueError, match="bytes_per_second=0; it must be above 0"):
-        gather.decode_seconds_per_token(1, 1, 0)
 
 
 def test_the_first_panel_at_the_values_of_the_text(chapter):

@@ -79,6 +79,7 @@ def test_symbol_rows_are_copied_from_the_symbol_table(source):
         assert tuple(rest) == listed.get(symbol), symbol
 
 
+@pytest.mark.parametrize("source", SOURCES[1:], ids=lambda path: path.stem)
 def test_a_chapter_has_its_parts_in_order(source):
     text = "\n".join(cell.source for cell in jupytext.read(source).cells)
     parts = [
@@ -93,3 +94,18 @@ def test_a_chapter_has_its_parts_in_order(source):
     assert -1 not in positions
     assert positions == sorted(positions)
     assert re.search(r"^[^\n]*[\u4e00-\u9fff]", text.split("\n\n")[1]), "one line in Chinese"
+
+
+def test_panels_of_a_chapter_share_nothing(panels):
+    for each in panels:
+        each.reset()
+        if each._is_veiled:
+            each.reveal()
+    before = [(each.sentence, each.values, each._image.value) for each in panels]
+    for k, each in enumerate(panels):
+        slider = next(c for c in each.controls.values() if isinstance(c, panel.Slider))
+        slider.thumb.value += 1 if slider.thumb.value < slider.thumb.max else -1
+        for other in {*range(len(panels))} - {k}:
+            now = panels[other]
+            assert (now.sentence, now.values, now._image.value) == before[other]
+        each.reset()

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlib.gather import copy_blocks, gather_dequantize, gather_kv, write_tokens
+from kvlib.gather import (
+    copy_blocks,
+    decode_seconds_per_token,
+    gather_bytes,
+    gather_dequantize,
+    gather_kv,
+    write_tokens,
+)
 from kvlib.paged_cache import KVPool, PagedKVCacheManager
 from kvlib.quantization import dequantize, quantize
 
@@ -256,3 +263,24 @@ def test_any_split_into_blocks_gives_the_same_tokens(num_tokens, block_size, see
     table = rng.permutation(num_blocks)
     write_tokens(pool, table, 0, tokens)
     np.testing.assert_array_equal(gather_kv(pool, table, num_tokens), tokens)
+
+
+def test_bytes_of_every_way():
+    # int8 codes beside fp16 values, one of each: gather and dequantize 1+1 and 1+2, fused 1+2.
+    assert gather_bytes("gather", 2, 2) == 4
+    assert gather_bytes("gather, then dequantize", 1, 2) == 5
+    assert gather_bytes("gather and dequantize fused", 1, 2) == 3
+    assert gather_bytes("inside attention", 1, 2) == 0
+    with pytest.raises(ValueError, match="path='fused'; it is not a known name"):
+        gather_bytes("fused", 1, 2)
+    with pytest.raises(ValueError, match="stored_bytes=-1"):
+        gather_bytes("gather", -1, 2)
+
+
+def test_time_of_a_step():
+    # 4 GiB at 4.8e12 bytes/s: 4,294,967,296 / 4.8e12 = 0.000894...
+    assert decode_seconds_per_token(0, 4 * 2**30, 4.8e12) == pytest.approx(0.00089478485)
+    one, two = (decode_seconds_per_token(n * 10**9, n * 10**9, 10**12) for n in (1, 2))
+    assert two == 2 * one == 0.004
+    with pytest.raises(ValueError, match="bytes_per_second=0; it must be above 0"):
+        decode_seconds_per_token(1, 1, 0)

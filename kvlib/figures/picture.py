@@ -225,6 +225,20 @@ def _palette(colours):
 
 @functools.cache
 def font(family_and_weight, pixels):
+    """Load a font once.
+
+    Parameters
+    ----------
+    family_and_weight : str
+        As matplotlib finds it, such as ``'DejaVu Sans:bold'``.
+    pixels : float
+        Height.
+
+    Returns
+    -------
+    PIL.ImageFont.FreeTypeFont
+        The font.
+    """
     return ImageFont.truetype(findfont(family_and_weight), pixels)
 
 
