@@ -19,6 +19,23 @@ EXERCISES = {
         lambda budget, shape, tokens: budget // memory.sequence_kv_bytes(shape, tokens),
         lambda budget, shape, tokens: memory.max_cached_tokens(budget, shape) // tokens,
     ),
+    checks.check_four_lots: (
+        lambda blocks, found, bound, ceiling: (
+            found,
+            bound - found,
+            ceiling - bound,
+            blocks - ceiling,
+        ),
+        lambda blocks, found, bound, ceiling: (found, bound, ceiling, blocks),
+    ),
+    checks.check_tokens_again: (
+        lambda tokens, leading, ideal: min(512 * ideal, tokens) - min(512 * leading, tokens),
+        lambda tokens, leading, ideal: 512 * (ideal - leading),
+    ),
+    checks.check_tier_saves: (
+        lambda gpu, tier, num_bytes, link, rate: (tier - gpu) * (512 / rate - num_bytes / link),
+        lambda gpu, tier, num_bytes, link, rate: tier * (512 / rate - num_bytes / link),
+    ),
 }
 
 

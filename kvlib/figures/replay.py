@@ -34,7 +34,7 @@ class HitRatio(Picture):
         axes.set(xscale="log", xlim=(100, 250_000), ylabel="blocks found [%]")
         axes.set_xticks([100, 1000, 10_000, 100_000], ["100", "1,000", "10,000", "100,000"])
         axes.minorticks_off()
-        axes.set_xlabel("capacity [512-token blocks, and what they hold of this model]", labelpad=18)
+        axes.set_xlabel("capacity [512-token blocks, and their bytes for this model]", labelpad=18)
         self._parts = []
         for colour, ink in zip(_LOSSES, (style.PAPER, *[style.INK] * 3), strict=True):
             patch = bar.add_patch(Rectangle((0, 0), 0, 1, fc=colour, ec=style.PAPER, lw=1.5))
@@ -146,10 +146,13 @@ class PolicyBars(Picture):
 
     def draw(self, rows, right):
         self.set_limits(self._axes, x=(0, right))
-        for (patch, point, end), (bar, dot) in zip(self._rows, rows.values(), strict=True):
-            patch.set_width(bar)
+        for name, (patch, point, end) in zip(POLICY_LOOK, self._rows, strict=True):
+            bar, dot = rows.get(name, (None, None))
+            patch.set_width(bar or 0)
+            point.set_visible(dot is not None)
             point.set_xdata([dot])
-            end.set_text(f"{bar:.2f} ● {dot:.2f}")
+            text = "not replayed" if bar is None else f"{bar:.2f}"
+            end.set_text(text if dot is None else f"{text} ● {dot:.2f}")
 
 
 class TenantUsage(Picture):
