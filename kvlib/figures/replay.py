@@ -1,8 +1,12 @@
 """Pictures of replays: found blocks against capacity, costs by policy, tenants, who wins where."""
 
+import itertools
+
 import numpy as np
-from matplotlib.colors import ListedColormap
+from matplotlib.collections import PolyCollection
 from matplotlib.patches import Polygon, Rectangle
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
 
 from kvlib.figures import style
 from kvlib.figures.picture import Picture, spread
@@ -10,13 +14,14 @@ from kvlib.figures.picture import Picture, spread
 _LRU, _LFU, _FIFO, _FAIR = style.OWNERS
 # Name: colour, marker, the same mark in a label.
 POLICY_LOOK = {
-    "Belady": (style.INK, "s", "■"),
+    "Belady": (style.INK, None, "─"),
     "LRU": (_LRU, None, "━"),
     "LFU": (_LFU, "^", "▲"),
     "FIFO": (_FIFO, "v", "▼"),
     "Fair": (_FAIR, "D", "◆"),
     "cost": (style.SOFT, "X", "✖"),
 }
+_TINTS = ("#DDD0EA", "#BFE7DA", "#F4D3E2", "#E9DDB8", "#E2E2E2")  # of LRU, LFU, FIFO, Fair, cost
 _LOSSES = (_LRU, "#DDD0EA", "#FBE3B0", "#EFEFEF")  # found, order, memory, never seen
 
 
@@ -27,10 +32,10 @@ class HitRatio(Picture):
     cover_at = 0.45, 0.42
 
     def build(self):
-        bar = self._bar = self.figure.add_axes((0.085, 0.815, 0.735, 0.085))
+        bar = self._bar = self.figure.add_axes((0.085, 0.825, 0.735, 0.09))
         bar.set(xlim=(0, 100), ylim=(0, 1))
         bar.set_axis_off()
-        axes = self._axes = self.figure.add_axes((0.085, 0.125, 0.735, 0.60))
+        axes = self._axes = self.figure.add_axes((0.085, 0.125, 0.735, 0.635))
         axes.set(xscale="log", xlim=(100, 250_000), ylabel="blocks found [%]")
         axes.set_xticks([100, 1000, 10_000, 100_000], ["100", "1,000", "10,000", "100,000"])
         axes.minorticks_off()
@@ -42,6 +47,8 @@ class HitRatio(Picture):
             area = axes.add_patch(Polygon([(1, 0)] * 3, fc=colour, lw=0, zorder=0.5))
             self._parts.append((self.moving(patch), text, self.moving(area)))
         self._parts[0][2].set_visible(False)  # below LRU nothing is lost: the line is enough
+        inside = {"axes": axes, "ha": "center", "va": "center", "color": style.SOFT}
+        self._gaps = [self.label(1, 0, text, **inside) for text in ("better order", "more memory")]
         self._said = self.label(0, -0.12, axes=bar, ha="center", va="top", weight="bold")
         self._ceiling = self.moving(axes.axhline(0, color=style.SOFT, lw=1.2))
         self._here = self.moving(axes.axvline(1, color=style.INK, lw=1, ls=":"))
@@ -83,7 +90,7 @@ class HitRatio(Picture):
             for artist in (line, tag):
                 artist.set_visible(name in at_capacity)
             if name in at_capacity:
-                mark = POLICY_LOOK.get(name, ("", "", "─"))[2]
+                mark = POLICY_LOOK.get(name, ("", "", "┈"))[2]
                 tag.set(y=heights[name], text=f"{mark} {name} {at_capacity[name]:.1f}")
             if name in curves:
                 line.set_data(curves[name])
@@ -95,8 +102,10 @@ class HitRatio(Picture):
         self._said.set_text("")
         for (patch, text, _), (name, share) in zip(self._parts, parts.items(), strict=True):
             patch.set(x=left, width=share)
-            words = f"{name}\n{share:.1f} %" if share > 1.05 * len(name) else f"{share:.1f}"
-            text.set(x=left + share / 2, text=words if share > 2.2 else "")
+            lines = [*name.split(", "), f"{share:.1f} %"]
+            fits = share > 1.2 * max(map(len, lines))
+            words = "\n".join(lines) if fits else f"{share:.1f}"
+            text.set(x=left + share / 2, text=words if share > 3 else "")
             if self.guess and name.startswith(self.guess[0]):
                 self._said.set(x=min(max(left + share / 2, 6), 94), text="▲ you said")
             left += share
@@ -104,12 +113,13 @@ class HitRatio(Picture):
     def _shade(self, lru, belady, ceiling):
         """Colour what the bar counts: between the curves, and up to the ceiling."""
         x = np.geomspace(100, 250_000, 120)
-        low, high = (np.interp(x, *curve) for curve in (lru, belady))
-        for (*_, area), bottom, top in zip(
-            self._parts[1:], (low, high, 0 * x + ceiling), (high, 0 * x + ceiling, 0 * x + 100),
-            strict=True,
-        ):  # fmt: skip
-            area.set_xy(np.vstack([np.column_stack([x, bottom]), np.column_stack([x, top])[::-1]]))
+        edges = [*(np.interp(x, *curve) for curve in (lru, belady)), 0 * x + ceiling, 0 * x + 100]
+        for (*_, area), low, high in zip(self._parts[1:], edges, edges[1:], strict=False):
+            area.set_xy(np.vstack([np.column_stack([x, low]), np.column_stack([x, high])[::-1]]))
+        for text, low, high in zip(self._gaps, edges, edges[1:], strict=False):
+            widest = 15 + int(np.argmax((high - low)[15:-15]))
+            text.set_visible(high[widest] - low[widest] > self._axes.get_ylim()[1] / 8)
+            text.set(x=x[widest], y=(low[widest] + high[widest]) / 2)
 
 
 class PolicyBars(Picture):
@@ -161,27 +171,30 @@ class TenantUsage(Picture):
     width, height = 720, 360
 
     def build(self):
-        axes = self._axes = self.figure.add_axes((0.10, 0.14, 0.70, 0.74))
+        axes = self._axes = self.figure.add_axes((0.115, 0.14, 0.695, 0.74))
         axes.set(xlim=(0, 60), xlabel="time [min]", ylabel="blocks held")
         axes.yaxis.set_major_formatter("{x:,.0f}")
         self._here = self.moving(axes.axvline(0, color=style.INK, lw=1, ls=":"))
+        self._end = self.moving(axes.axvline(0, color=style.SOFT, lw=1))
+        self._end_tag = self.label(0, 0, axes=axes, color=style.SOFT, va="top")
         self._lines = []
-        for colour in style.OWNERS[:2]:
-            line = self.moving(axes.plot([], [], color=colour, lw=2.4)[0])
+        for colour, width in zip(style.OWNERS, (4.2, 1.8), strict=False):
+            line = self.moving(axes.plot([], [], color=colour, lw=width)[0])
             place = {"va": "center", "transform": axes.get_yaxis_transform()}
             self._lines.append((line, self.label(1.015, 0, axes=axes, color=colour, **place)))
         self._quota = self.moving(axes.axhline(0, color=style.LIMIT, lw=1.4, ls="--"))
-        self._quota_tag = self.label(0.6, 0, axes=axes, color=style.LIMIT, va="bottom")
-        self._quota_tag.set_path_effects(style.HALO)
+        self._quota_tag = self.label(1.015, 0, axes=axes, color=style.LIMIT, **place)
 
-    def draw(self, minutes, usage, quota, minute):
-        top = 1.05 * 2 * quota
+    def draw(self, minutes, usage, quota, minute, end):
+        top = 1.14 * 2 * quota
         self.set_limits(self._axes, y=(0, top))
         self._here.set_xdata([minute] * 2)
+        self._end.set_xdata([end[0]] * 2)
+        self._end_tag.set(x=end[0] + 0.5, y=0.985 * top, text=end[1])
         self._quota.set_ydata([quota] * 2)
-        self._quota_tag.set(y=quota + top / 90, text=f"quota of each: {quota:,}")
         at = np.searchsorted(minutes, minute, side="right") - 1
-        heights = spread([held[at] for held in usage.values()], gap=top / 9)
+        *heights, y = spread([*(held[at] for held in usage.values()), quota], gap=top / 8)
+        self._quota_tag.set(y=y, text=f"- - quota of each\n      {quota:,}")
         for (line, tag), letter, (name, held), y in zip(
             self._lines, "AB", usage.items(), heights, strict=True
         ):
@@ -195,27 +208,38 @@ class PolicyMap(Picture):
     width, height = 720, 420
 
     def build(self):
-        self._axes = self.figure.add_axes((0.10, 0.17, 0.87, 0.69))
-        self._axes.grid(visible=False)
-        self._axes.set(xlabel="capacity [512-token blocks]", ylabel="weight of unfairness [%]")
-        names = [name for name in POLICY_LOOK if name != "Belady"]
-        tints = ("#DDD0EA", "#BFE7DA", "#F4D3E2", "#E9DDB8", "#E2E2E2")
-        look = {"cmap": ListedColormap(tints), "vmin": -0.5, "vmax": 4.5, "aspect": "auto"}
-        self._cells = self.moving(self._axes.imshow([[0]], origin="lower", **look))
-        self._words = {}
-        for name in names:
+        axes = self._axes = self.figure.add_axes((0.10, 0.15, 0.87, 0.72))
+        axes.grid(visible=False)
+        axes.set(xlabel="capacity [512-token blocks]", ylabel="weight of unfairness [%]")
+        # An image would take half the time of a frame.
+        cells = PolyCollection([], antialiased=False)
+        self._cells = self.moving(axes.add_collection(cells))
+        self._words = []
+        for name in list(POLICY_LOOK)[1:]:
+            word = TextPath((0, 0), name, size=10)
+            middle = word.get_extents().get_points().mean(axis=0)
+            look = {"marker": Path(word.vertices - middle, word.codes), "ms": 18, "mew": 0}
             colour = style.INK if name == "cost" else POLICY_LOOK[name][0]
-            look = {"marker": rf"$\mathrm{{{name}}}$", "ms": 5.6 * len(name), "mew": 0.3}
-            self._words[name] = self.moving(self._axes.plot([], [], color=colour, ls="", **look)[0])
-        frame = Rectangle((0, 0), 1, 1, fill=False, ec=style.INK, lw=2.5, zorder=5)
-        self._here = self.moving(self._axes.add_patch(frame))
+            self._words.append(self.moving(axes.plot([], [], color=colour, ls="", **look)[0]))
+        look = {"ms": 11, "mfc": style.INK, "mec": style.PAPER, "mew": 2, "zorder": 5}
+        self._here = self.moving(axes.plot([], [], "o", **look)[0])
 
     def draw(self, columns, rows, winners, here):
+        """Take winners row by row, an odd number of them for each of the labelled `rows`."""
         if len(self._axes.get_xticks()) != len(columns):
             self._axes.set_xticks(range(len(columns)), columns, fontsize=7)
             self._axes.set_yticks(range(len(rows)), rows)
-        self._cells.set_data(winners)
-        self._cells.set_extent((-0.5, len(columns) - 0.5, -0.5, len(rows) - 0.5))
-        for k, line in enumerate(self._words.values()):
-            line.set_data(*np.nonzero(np.asarray(winners) == k)[::-1])
-        self._here.set_xy((here[0] - 0.5, here[1] - 0.5))
+        self.set_limits(self._axes, x=(-0.5, len(columns) - 0.5), y=(-0.5, len(rows) - 0.5))
+        fine, cells, colours = len(winners) // len(rows), [], []
+        for x, column in enumerate(winners.T):
+            ends = [0, *(np.flatnonzero(np.diff(column)) + 1), len(column)]
+            for ends_of_run in itertools.pairwise(ends):
+                low, high = (end / fine - 0.5 for end in ends_of_run)
+                corners = (-0.5, low), (0.5, low), (0.5, high), (-0.5, high)
+                cells.append([(x + side, y) for side, y in corners])
+                colours.append(_TINTS[column[ends_of_run[0]]])
+        self._cells.set_verts(cells)
+        self._cells.set_facecolor(colours)
+        for k, line in enumerate(self._words):
+            line.set_data(*np.nonzero(winners[fine // 2 :: fine] == k)[::-1])
+        self._here.set_data([here[0]], [here[1]])

@@ -36,9 +36,12 @@ recorded = replay.load_trace_figures()
 attention = {"attention_tokens": recorded["attention_tokens"]}
 small = replay.generate_traffic(8, num_requests=2000)
 small_curve = replay.lru_hit_curve(small)
+capacities = [c for c in recorded["conversation"]["lru_curve"]["capacity_blocks"] if c >= 100]
+capacities = sorted({*capacities[::2], *recorded["conversation"]["capacity_blocks"]})
+live = [c for c in capacities if c < len(small_curve)] + [len(small_curve) - 1]
 recorded["generated"] = {
     "num_blocks": len(small.block_ids),
-    "lru_curve": {"capacity_blocks": np.arange(len(small_curve)), "resident_hits": small_curve},
+    "lru_curve": {"capacity_blocks": live, "resident_hits": small_curve[live].tolist()},
     "unlimited": {"block_hits": int(small_curve[-1])},
     "capacity_blocks": [300, 1000, 3000, 10_000],
 }
@@ -148,9 +151,6 @@ def lose_sentence(capacity, at, traffic, model, dtype, order, shares):
 
 # %% jupyter={"source_hidden": true}
 # The first panel.
-capacities = [c for c in recorded["conversation"]["lru_curve"]["capacity_blocks"] if c >= 100]
-capacities = sorted({*capacities[::2], *recorded["conversation"]["capacity_blocks"]})
-
 panel.Panel(
     figures.HitRatio(),
     lose,
@@ -337,11 +337,11 @@ merged, i = recorded["merged"], recorded["merged"]["capacity_blocks"].index(10_0
 # **(e)** Conversation, 10,000 blocks: LRU, the best other policy, and LRU after compressing to 8.25 and to 4.25 bits.
 
 # %%
-others = {policy: replay.recorded_hits("conversation", 10_000, policy) for policy in ("lfu", "fifo", "cost")}
+others = [recorded["conversation"]["file_order"][policy]["block_hits"][i] for policy in ("lfu", "fifo", "cost")]
 narrower = {
     dtype: int(10_000 * memory.bits_per_value("bf16") / memory.bits_per_value(dtype)) for dtype in ("int8/g64", "int4/g64")
 }
-hits = {"lru": replay.recorded_hits("conversation", 10_000), "best other": max(others.values())}
+hits = {"lru": replay.recorded_hits("conversation", 10_000), "best other": max(others)}
 hits |= {f"lru, {dtype}": replay.recorded_hits("conversation", count) for dtype, count in narrower.items()}
 {name: round(100 * count / 288_500, 1) for name, count in hits.items()}
 
@@ -478,7 +478,7 @@ def hold(minute, capacity, policy):
         "sentence": f"Minute {minute}, {policy}, {capacity}: conversation holds {usage['conversation'][at]:,}, synthetic "
         f"{usage['synthetic'][at]:,} (quota {quota:,} each). Over the hour all find "
         f"{100 * columns['block_hits'][place] / recorded['merged']['num_blocks']:.1f} % of their blocks. `{call}`",
-        "minutes": minutes, "usage": usage, "quota": quota, "minute": minute,
+        "minutes": minutes, "usage": usage, "quota": quota, "minute": minute, "end": (17, "synthetic's last request"),
     }
 
 
@@ -488,7 +488,7 @@ panel.Panel(
     hold,
     minute=panel.Slider("time [min]", 30, range(59)),
     capacity=panel.Choice("capacity", "10,000 blocks", usage_capacities),
-    policy=panel.Choice("policy", "Fair", ["LRU", "LFU", "FIFO", "Fair", "cost", "Belady"]),
+    policy=panel.Choice("policy", "LRU", ["LRU", "LFU", "FIFO", "Fair", "cost", "Belady"]),
 )
 
 # %% [markdown]
@@ -503,7 +503,7 @@ panel.Panel(
 #
 # | symbol | name in code | meaning | unit | value today |
 # |---|---|---|---|---|
-# | $J$ | `eviction_objective` | the three costs of a policy, weighed; smaller is better | - | 0.580 |
+# | $J$ | `eviction_objective` | the three costs of a policy, weighed; smaller is better | - | 0.500 |
 # | $\alpha, \beta, \gamma$ | `alpha`, `beta`, `gamma` | weights of misses, recomputing, unfairness; only their proportions matter | - | 1, 1, 1 |
 #
 # The miss rate is $1 - h_\pi$. The recompute cost is the 99th percentile of recompute seconds over that of prefill without any cache (the
@@ -515,6 +515,9 @@ panel.Panel(
 contenders = [label for label in policy_names if label != "Belady"]
 map_columns = [c for c in recorded["merged"]["capacity_blocks"] if c not in (900, 226_714)]
 map_shares = np.array([0, 2, 4, 6, 8, 10, 15, 20, 30, 50, 100]) / 100
+fine_shares = np.interp((np.arange(11 * 21) + 0.5) / 21 - 0.5, np.arange(11), map_shares)[:, None, None]
+column_names = [f"{c:,}" if c < 1000 else f"{c // 1000}K" for c in map_columns]
+row_names = [f"{100 * share:.0f}" for share in map_shares]
 
 
 def terms(order, key="recompute_cost"):
@@ -535,12 +538,11 @@ def weigh(alpha, beta, gamma, capacity, seconds, order):
     objective = [eviction.eviction_objective(*row, alpha, beta, gamma) for row in terms_here]
     best, (missed, cost, unfair) = int(np.argmin(objective)), term_of[order, seconds]
     mix = (alpha * missed + beta * cost) / (alpha + beta) if alpha + beta else 0 * missed
-    winners = [np.argmin((1 - share) * mix + share * unfair, axis=0) for share in map_shares]
+    winners = np.argmin((1 - fine_shares) * mix + fine_shares * unfair, axis=1)
     share = gamma / (alpha + beta + gamma)
-    here = at, int(np.abs(map_shares - share).argmin())
-    columns, rows = [f"{c:,}" if c < 1000 else f"{c // 1000}K" for c in map_columns], [f"{100 * s:.0f}" for s in map_shares]
+    here = at, float(np.interp(share, map_shares, np.arange(len(map_shares))))
     words = weigh_words(capacity, share, terms_here[best], objective, best, (alpha, beta, gamma))
-    return {"columns": columns, "rows": rows, "winners": winners, "here": here} | words
+    return {"columns": column_names, "rows": row_names, "winners": winners, "here": here} | words
 
 
 def weigh_words(capacity, share, row, objective, best, weights):
@@ -566,7 +568,7 @@ panel.Panel(
     },
     alpha=panel.Slider("alpha (misses)", 1.0, weights),
     beta=panel.Slider("beta (recompute)", 1.0, weights),
-    gamma=panel.Slider("gamma (unfairness)", 0.3, weights),
+    gamma=panel.Slider("gamma (unfairness)", 1.0, weights),
     capacity=panel.Slider("capacity [blocks]", 10_000, map_columns),
 )
 
