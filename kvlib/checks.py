@@ -6,6 +6,7 @@ import os
 import random
 
 from kvlib._data import read_json
+from kvlib._validate import one_of
 from kvlib.eviction import recompute_seconds, refill_seconds
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences
 from kvlib.models import LayerGroup, ModelShape
@@ -44,6 +45,37 @@ def published(entry_id):
         if entry["id"] == entry_id:
             return entry
     raise ValueError(f"entry_id={entry_id!r}; no such entry. See data/published_numbers.json.")
+
+
+def simulated_hits(policy):
+    """Return what two other simulators counted on the Mooncake conversation trace [blocks].
+
+    Parameters
+    ----------
+    policy : {"lru", "lfu", "belady"}
+        Who leaves.
+
+    Returns
+    -------
+    dict of int to int
+        Resident hits at each capacity, file order [blocks].
+
+    Raises
+    ------
+    ValueError
+        If the policy is none of the three.
+
+    Examples
+    --------
+    >>> simulated_hits("belady")
+    {1000: 54994, 10000: 105710}
+    """
+    keys = {"lru": "lru", "lfu": "lfu (ties: least recent)", "belady": "belady"}
+    recorded = read_json("cache_crosscheck.json")
+    hits = recorded["block_hits"][keys[one_of("policy", policy, keys)]]
+    if policy == "lru":
+        hits = dict(zip(recorded["capacities"], hits, strict=True))
+    return {int(capacity): count for capacity, count in hits.items()}
 
 
 class Comparison:

@@ -74,3 +74,11 @@ def test_a_comparison_keeps_its_misses():
 def test_an_unknown_published_id_is_an_error():
     with pytest.raises(ValueError, match=r"entry_id='nope'; no such entry\. See"):
         checks.published("nope")
+
+
+def test_simulated_hits_are_those_of_the_file():
+    lru = checks.simulated_hits("lru")
+    assert (lru[10_000], len(lru)) == (60_921, 7)
+    assert checks.simulated_hits("lfu") == {1000: 13_871, 10_000: 38_013, 100_000: 104_755}
+    with pytest.raises(ValueError, match="policy='fifo'; it is not a known name"):
+        checks.simulated_hits("fifo")

@@ -17,7 +17,6 @@
 # - **First** choose *Run > Run All Cells*: until then the pictures stand still. A click opens folded code.
 
 # %%
-import json
 from collections import OrderedDict
 from pathlib import Path
 
@@ -227,12 +226,11 @@ int(small_curve[3000])
 # Two other simulators replayed the same trace; every count must be equal, tolerance zero.
 
 # %%
-crosscheck = json.loads(Path("../data/cache_crosscheck.json").read_text())
-counted = dict(zip(crosscheck["capacities"], crosscheck["block_hits"]["lru"], strict=True))
-rows = [(f"LRU, {c:,} blocks", replay.recorded_hits("conversation", c), hits, "two simulators") for c, hits in counted.items()]
-for policy, key in (("lfu", "lfu (ties: least recent)"), ("belady", "belady")):
-    for c, hits in crosscheck["block_hits"][key].items():
-        rows.append((f"{policy}, {int(c):,} blocks", replay.recorded_hits("conversation", int(c), policy), hits, "two simulators"))
+rows = [
+    (f"{policy}, {capacity:,} blocks", replay.recorded_hits("conversation", capacity, policy), hits, "two simulators")
+    for policy in ("lru", "lfu", "belady")
+    for capacity, hits in checks.simulated_hits(policy).items()
+]
 simulators = checks.Comparison(rows, tolerance=0)
 assert not simulators.misses
 simulators
@@ -511,7 +509,7 @@ panel.Panel(
 # a share, so $J$ is one. The map shows which policy minimises it when $\alpha$ and $\beta$ keep your proportion and $\gamma$ takes the share on the left.
 
 # %% jupyter={"source_hidden": true}
-# The three terms of the merged trace, one row a policy, and the policy of the smallest J in every cell of the map.
+# The cells of the map.
 contenders = [label for label in policy_names if label != "Belady"]
 map_columns = [c for c in recorded["merged"]["capacity_blocks"] if c not in (900, 226_714)]
 map_shares = np.array([0, 2, 4, 6, 8, 10, 15, 20, 30, 50, 100]) / 100
@@ -519,7 +517,8 @@ fine_shares = np.interp((np.arange(11 * 21) + 0.5) / 21 - 0.5, np.arange(11), ma
 column_names = [f"{c:,}" if c < 1000 else f"{c // 1000}K" for c in map_columns]
 row_names = [f"{100 * share:.0f}" for share in map_shares]
 
-
+# %% jupyter={"source_hidden": true}
+# The three terms of J, one row a policy.
 def terms(order, key="recompute_cost"):
     at = [recorded["merged"]["capacity_blocks"].index(c) for c in map_columns]
     columns = [recorded["merged"][f"{order}_order"][policy_names[label]] for label in contenders]
@@ -545,6 +544,8 @@ def weigh(alpha, beta, gamma, capacity, seconds, order):
     return {"columns": column_names, "rows": row_names, "winners": winners, "here": here} | words
 
 
+# %% jupyter={"source_hidden": true}
+# The map in words.
 def weigh_words(capacity, share, row, objective, best, weights):
     blocks = f"{capacity:,} blocks" + ("" if capacity in map_columns else " (nearest below on record)")
     call = panel.Code(f"round({panel.as_python(eviction.eviction_objective, *row, *weights)}, 3)")
