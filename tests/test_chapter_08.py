@@ -111,6 +111,15 @@ def test_the_map_has_the_winner_of_the_sentence_under_its_dot(chapter):
             assert shown["title"].split()[0] in names
 
 
+def test_who_wins_on_the_map_as_the_text_says(chapter):
+    winners = chapter["weigh"](1.0, 1.0, 1.0, 10_000, "linear", "file")["winners"]
+    names = [chapter["contenders"][k] for k in np.unique(winners)]
+    assert names == ["LRU", "LFU", "Fair"]
+    fair, lfu = (chapter["contenders"].index(name) for name in ("Fair", "LFU"))
+    assert (winners[chapter["fine_shares"][:, 0, 0] > 0.25] == fair).all()
+    assert np.unique(np.nonzero(winners == lfu)[1]).tolist() == [0]
+
+
 def test_a_replay_on_demand_equals_the_library(chapter):
     live, steps = chapter["panels"][4], []
     values = {"capacity": 700, "traffic": "generated, 2,000 requests"}

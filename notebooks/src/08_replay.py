@@ -158,7 +158,7 @@ panel.Panel(
         "dtype": panel.Choice("cache dtype", "bf16", ["bf16", "int8/g64", "int4/g64"]),
         "order": panel.Choice("order", "file", ["file", "engine"]),
     },
-    capacity=panel.Slider("capacity [blocks]", 10_000, capacities),
+    capacity=panel.Slider("cache [blocks]", 10_000, capacities),
     traffic=panel.Choice("traffic", "conversation", ["conversation", "synthetic", "merged", "generated"]),
     model=panel.Choice("model", "llama-3.1-8b", model_names),
 )
@@ -179,13 +179,16 @@ llama_block_bytes = block_bytes_of("llama-3.1-8b", "bf16")
 conversation["capacity_blocks"][reached], units.format_bytes(conversation["capacity_blocks"][reached] * llama_block_bytes)
 
 # %% [markdown]
-# Now drag to the mark of one GPU. There LRU finds 4.4 %, better order and more memory would each find a good 14 or 18 points
-# more, and no real policy on the plot finds 5 %. LRU's line is exact at every recorded capacity; the other policies are points,
-# and their numbers at the right are interpolated between them (Belady within 0.3 points).
+# Now drag to the mark of one GPU. There LRU finds 4.4 %; a better order would find at most 14 points more and more memory
+# another 18, and no real policy on the plot finds even 5 %.
 #
-# *Traffic:* "conversation" and "synthetic" are the Mooncake traces of 2025, "merged" both at once as two tenants, "generated" is 2,000
-# requests of `replay.generate_traffic`, replayed when you opened this. *Order:* "file" looks up block by block; "engine" counts
-# hits when a request arrives, never evicts its own blocks, and lets its tail leave before its head.
+# LRU's line is exact at every recorded capacity. The other policies are points, and their numbers at the right are interpolated
+# between them (Belady's within about 0.3 points). With one tenant Fair is LRU and is left out. "cost" evicts what is cheapest to
+# recompute when attention makes late tokens dearer; without that it is LRU too (second hour).
+#
+# *Traffic:* "conversation" and "synthetic" are the public Mooncake traces, "merged" is both at once as two tenants, "generated" is
+# 2,000 requests of `replay.generate_traffic`, replayed when you opened this. *Order:* "file" looks up block by block; "engine"
+# counts hits when a request arrives, never evicts the request's own blocks, and lets its tail leave before its head.
 
 # %% [markdown]
 # ## The formula
@@ -254,10 +257,10 @@ printed += [
 checks.Comparison(printed, tolerance=0.01)
 
 # %% [markdown]
-# The paper's 40 % and 66 % stay out of reach: 37.4 % and 65.1 % of the prompt tokens. The published traces name whole blocks
-# of 512 tokens, so two prompts that part inside a block share none of it. Every ratio here is a **lower bound**, by up to one
-# block, 512 tokens, a request. We keep the miss rather than look for a definition that fits; the mean over requests, for example, gives
-# 40.9 % and 43.2 %. The paper's whole Figure 9 lies above our line, as it must, by at most 3.7 points:
+# The paper's 40 % and 66 % stay out of reach: 37.4 % and 65.1 % of the prompt tokens. The published traces name whole blocks of
+# 512 tokens, so two prompts that part inside a block share none of it. Every ratio here is a **lower bound**, by up to one block
+# a request. We keep the miss rather than look for a definition that fits; the mean over requests, for example, would give 40.9 %
+# and 43.2 %. The paper's whole Figure 9 lies above our line, as it must, by at most 3.7 points (least and largest gap):
 
 # %%
 gaps = {}
@@ -276,7 +279,7 @@ gaps
 # | one tenant, steady traffic, simplest to build | LRU | cell (a): elsewhere at most 2 points better, often far worse |
 # | fixed hot prompts among one-off ones | LFU | cell (b): it keeps the hot ones that LRU lets go |
 # | tenants that crowd each other out | Fair | cell (c): the small tenant finds twice as much; cell (d): and when it hurts |
-# | the budget is far too small | compress first | cell (e): half the bits find more than any policy |
+# | the budget is far too small | compress first | cell (e): half the bits find more than any policy but Belady's |
 #
 # **(a)** By how many points does each policy beat LRU on one tenant, at its worst and at its best recorded capacity?
 
@@ -290,7 +293,8 @@ def lead_over_lru(name, policy):
 {(name, policy): lead_over_lru(name, policy) for name in ("conversation", "synthetic") for policy in ("lfu", "fifo", "cost")}
 
 # %% [markdown]
-# **(b)** 100 documents of 10 blocks, some asked for far more often than others, and as many one-off prompts. Share found by LRU and LFU:
+# **(b)** 100 documents of 10 blocks, some asked for far more often than others, and as many one-off prompts. Share that LRU
+# and LFU find with 500 blocks:
 
 # %%
 popularity = 1 / np.arange(1, 101)
@@ -300,20 +304,23 @@ documents = replay.PrefixTrace([range(10 * k, 10 * k + 10) for k in asked.tolist
 {policy: round(replay.replay(documents, 500, policy).block_hit_ratio, 2) for policy in ("lru", "lfu")}
 
 # %% [markdown]
-# On real conversations there is no fixed hot set: what was popular stays in LFU's cache and is never asked for again. At 10,000
-# blocks LFU finds 13 % where LRU finds 21 %.
+# Real conversations have no fixed hot set: what was popular stays in LFU's cache and is never asked for again. At 10,000 blocks
+# LFU finds 13 % where LRU finds 21 %.
 #
-# **(c)** Generated traffic with three tenants at 3,000 blocks, under LRU and under Fair: blocks that each tenant finds.
+# **(c)** Generated traffic with three tenants and 3,000 blocks, under LRU and under Fair: blocks that each tenant finds, and holds on
+# average.
 
 # %%
 {
-    policy: {name: part.block_hits for name, part in replay.replay(small, 3000, policy).tenants.items()}
-    for policy in ("lru", "fair")
+    policy: {
+        name: (part.block_hits, round(result.usage[name].mean())) for name, part in result.tenants.items()
+    }
+    for policy, result in ((policy, replay.replay(small, 3000, policy)) for policy in ("lru", "fair"))
 }
 
 # %% [markdown]
-# "batch" never finds more than the shared system prompt, yet under LRU it holds most of the cache. With equal quotas the agents find twice as
-# much, chat a quarter less, and all together slightly more.
+# "batch" sends prompts that never return; it finds only the shared system prompt. The agents get 221 of the 1,000 blocks of their
+# quota under LRU and 601 under Fair, and find twice as much. Chat pays with over a quarter; all together find slightly more.
 #
 # **(d)** The two real traces merged, 10,000 blocks. Found of all blocks, held above quota, found by each tenant:
 
@@ -329,8 +336,8 @@ merged, i = recorded["merged"], recorded["merged"]["capacity_blocks"].index(10_0
 }
 
 # %% [markdown]
-# Here Fair makes *both* tenants find less. The synthetic tenant leaves after 17 minutes, and its quota keeps half of the cache for blocks
-# that nobody will ask for again (second hour, tenants over time). A quota is worth its price only while its owner is there.
+# Here Fair makes *both* tenants find less. The synthetic tenant leaves after 17 minutes, and its quota keeps half of the cache for
+# blocks that nobody asks for again (second hour, tenants over time). A quota is worth its price only while its owner is there.
 #
 # **(e)** Conversation, 10,000 blocks: LRU, the best other policy, and LRU after compressing to 8.25 and to 4.25 bits.
 
@@ -365,7 +372,7 @@ steps = {
 }
 
 # %% [markdown]
-# Changing the policy on 900 blocks gains 0.4 points. Fewer bits gain up to 3.5, and what they cost in accuracy is chapter 5's
+# Changing the policy on 900 blocks gains 0.4 points. Fewer bits gain up to 2.7, and what they cost in accuracy is chapter 5's
 # subject. A tier of host memory gains 22. Sizing comes first because the curve is steep between 3,000 and 30,000 blocks and
 # flat on both sides. Eviction is the last gate: it cannot stand in for sizing and compression, but a bad order, such as
 # "cost" on this plot, can throw away what both have bought.
@@ -430,19 +437,19 @@ panel.Panel(
     figures.PolicyBars("recomputed per request [s]", "mean", "99th percentile"),
     recompute,
     assumptions={"order": panel.Choice("order", "file", ["file", "engine"])},
-    capacity=panel.Slider("capacity [blocks]", 10_000, recorded["conversation"]["capacity_blocks"]),
+    capacity=panel.Slider("cache [blocks]", 10_000, recorded["conversation"]["capacity_blocks"]),
     rate=panel.Slider("prefill [tokens/s]", 8000, [1000, 2000, 4000, 6000, 8000, 12_000, 16_000, 24_000, 32_000, 64_000]),
     traffic=panel.Choice("traffic", "conversation", ["conversation", "synthetic", "merged"]),
     seconds=panel.Choice("seconds", "linear", ["linear", "with attention"]),
 )
 
 # %% [markdown]
-# Half of the requests recompute nothing: the median is 0 under every policy but "cost". The mean repeats the hit ratio in seconds. The tail does
-# not: at 30,000 blocks LRU finds 32.6 of 36.6 %, nine tenths of what can be found, and one request in 100 still waits 1.7 s
-# longer than it need.
+# The mean repeats the hit ratio in seconds, and half of the requests recompute nothing. The tail does not follow: at 30,000 blocks
+# LRU finds 32.6 of 36.6 %, nine tenths of what can be found, and one request in 100 still waits 1.7 s longer than it need.
 #
 # **"cost" and "LRU" are one policy** as long as every token costs the same: then every block costs the same, and ties go to the
-# oldest. Only with `attention_tokens`, where late tokens cost more, do they part:
+# oldest. Only with `attention_tokens`, where late tokens cost more, do they part. Blocks that LRU, the flat and the steep "cost"
+# find in unbroken runs, and that the last has resident:
 
 # %%
 lru, flat = (replay.replay(small, 3000, policy) for policy in ("lru", "cost"))
@@ -451,9 +458,9 @@ assert (flat.block_hits, flat.evictions) == (lru.block_hits, lru.evictions)
 lru.block_hits, flat.block_hits, steep.block_hits, steep.resident_hits
 
 # %% [markdown]
-# and the result is a disaster that a block's price alone cannot see: the cheapest block is the *first* of a prompt, so heads leave first, and a
-# tail without its head is resident but useless. That is why replays count the unbroken run from block 0. Chapter 7's cost
-# policy evicts whole sequences and has no such trouble.
+# A block's own price misleads: the cheapest block is the *first* of a prompt, so heads leave first, and a tail without its head is
+# resident but useless. That is why hits are counted as the unbroken run from block 0. Chapter 7's cost policy evicts whole
+# sequences and has no such trouble.
 
 # %% [markdown]
 # ## Tenants over time
@@ -490,9 +497,9 @@ panel.Panel(
 )
 
 # %% [markdown]
-# The synthetic trace lasts 17 minutes. Under LRU its blocks age and go; the survivor takes the whole cache, and the measure calls that
-# unfair although nobody is harmed. Under Fair and LFU they stay for the rest of the hour: Fair protects the quota of a tenant
-# that is gone, LFU the use counts of a past that is gone. Engines that run quotas therefore let them lapse.
+# The synthetic trace lasts 17 minutes. Under LRU its blocks age and go; the survivor takes the whole cache, and the measure calls
+# that unfair although nobody is harmed. Under Fair and LFU they stay for the rest of the hour: Fair protects the quota of a
+# tenant that is gone, LFU the use counts of a past that is gone. A quota should lapse with its owner.
 
 # %% [markdown]
 # ## One number for all three
@@ -504,9 +511,10 @@ panel.Panel(
 # | $J$ | `eviction_objective` | the three costs of a policy, weighed; smaller is better | - | 0.500 |
 # | $\alpha, \beta, \gamma$ | `alpha`, `beta`, `gamma` | weights of misses, recomputing, unfairness; only their proportions matter | - | 1, 1, 1 |
 #
-# The miss rate is $1 - h_\pi$. The recompute cost is the 99th percentile of recompute seconds over that of prefill without any cache (the
-# mean would repeat the miss rate). Unfairness is the share of blocks held above quota, averaged over requests. Each is
-# a share, so $J$ is one. The map shows which policy minimises it when $\alpha$ and $\beta$ keep your proportion and $\gamma$ takes the share on the left.
+# The miss rate is $1 - h_\pi$. The recompute cost is the 99th percentile of recompute seconds over that of prefill without any
+# cache (the mean would repeat the miss rate). Unfairness is the share of blocks held above quota, averaged over requests. Each is
+# a share, so $J$ is one. The map shows who minimises it when $\alpha$ and $\beta$ keep your proportion and $\gamma$ takes the
+# share on the left; the dot is where your sliders stand.
 
 # %% jupyter={"source_hidden": true}
 # The cells of the map.
@@ -567,15 +575,15 @@ panel.Panel(
         "seconds": panel.Choice("seconds", "linear", ["linear", "with attention"]),
         "order": panel.Choice("order", "file", ["file", "engine"]),
     },
-    alpha=panel.Slider("alpha (misses)", 1.0, weights),
-    beta=panel.Slider("beta (recompute)", 1.0, weights),
-    gamma=panel.Slider("gamma (unfairness)", 1.0, weights),
-    capacity=panel.Slider("capacity [blocks]", 10_000, map_columns),
+    alpha=panel.Slider("α misses", 1.0, weights),
+    beta=panel.Slider("β recompute", 1.0, weights),
+    gamma=panel.Slider("γ unfairness", 1.0, weights),
+    capacity=panel.Slider("cache [blocks]", 10_000, map_columns),
 )
 
 # %% [markdown]
-# LRU owns the bottom of the map. Where unfairness weighs more than 5 to 30 %, depending on the capacity, Fair wins, although on this trace it made both
-# tenants find less: the objective returns what was put into its weights. LFU wins one cell of 100 blocks, by a hair; FIFO and "cost" win nowhere.
+# LRU owns the bottom of the map. Where unfairness weighs more than a quarter Fair wins at every capacity, although on this trace it
+# made both tenants find less: the objective returns what was put into its weights. FIFO and "cost" win nowhere, LFU one cell by a hair.
 
 # %% [markdown]
 # ## Replay it yourself
@@ -644,7 +652,7 @@ def show_replay(capacity, traffic, replayed):
 panel.Panel(
     figures.PolicyBars("share of the blocks [%]", "found", "held above quota"),
     show_replay,
-    capacity=panel.Slider("capacity [blocks]", 3000, [100, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 7000, 10_000, 15_000, 20_000, 30_000]),
+    capacity=panel.Slider("cache [blocks]", 3000, [100, 200, 300, 500, 700, 1000, 2000, 3000, 5000, 7000, 10_000, 15_000, 20_000, 30_000]),
     traffic=panel.Choice("traffic", "generated, 2,000 requests", sources),
     replayed=panel.Job("Replay", replay_all),
 )
@@ -701,17 +709,18 @@ one_copied, one_computed = eviction.refill_seconds(llama_block_bytes, 25e9), evi
 round((tier_hits - gpu_hits) * (one_computed - one_copied)), round((lfu_hits - gpu_hits) * one_computed)
 
 # %% [markdown]
-# The tier saves more prefill than a whole GPU does in that hour; LFU saves a minute. Buy the tier.
+# All prompts together are 18,099 s of prefill, five GPUs' work. The tier saves more than one of them does in the hour: buy it
+# instead of a GPU. LFU saves a minute.
 
 # %% [markdown]
 # ## What the formula leaves out
 #
 # - Matches inside a block: every hit ratio is a lower bound, 2.6 (conversation) and 0.9 points (synthetic) below the paper's.
 # - Answers: the cache also holds generated tokens, 3 % of the tokens here; the traces do not name their blocks.
-# - Running requests: a request pins its blocks while it decodes, so less capacity is free than the axis says (up to 247 blocks a request here).
-# - Admission: "never insert what will not return" is an order of its own. It closes part of the gap to Belady, how much is not shown here.
+# - Running requests pin their blocks while they decode: less is free than the axis says, by up to 247 blocks a request here.
+# - Admission: a cache may refuse blocks that will not return. What it gains lies inside the gap to Belady, at most 15.5 points here.
 # - Tiers: one capacity, one price of a miss. A copy from host memory costs 2.7 ms a block instead of 64 (exercise 8.3).
-# - Many GPUs: a router that spreads one conversation over servers lowers every ratio.
+# - Many servers: a conversation that is routed to another server finds nothing there; every ratio here is of one shared cache.
 #
 # ## References
 #
