@@ -9,8 +9,9 @@ import jupytext
 import numpy as np
 import pytest
 
-from kvlib import panel, replay
+from kvlib import eviction, panel, replay
 
+PUBLIC = {"eviction": eviction, "replay": replay}
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
@@ -54,6 +55,26 @@ def test_the_first_bar_at_ten_thousand_and_at_a_thousand_blocks(chapter):
         assert words in sentence
 
 
+@pytest.mark.parametrize(
+    ("number", "values"),
+    [
+        (0, {"capacity": 182_790, "traffic": "generated"}),
+        (0, {"capacity": 12_345, "traffic": "merged", "order": "engine"}),
+        (0, {"capacity": 101, "traffic": "synthetic", "dtype": "int4/g64"}),
+        (1, {"capacity": 29_999, "rate": 12_000, "seconds": "with attention"}),
+        (1, {"capacity": 100, "traffic": "merged", "order": "engine"}),
+        (2, {"minute": 58, "policy": "LFU", "capacity": "3,000 blocks"}),
+        (3, {"alpha": 0, "beta": 3.0, "gamma": 0.1, "capacity": 150_000, "order": "engine"}),
+        (4, {"capacity": 30_000}),
+        (4, {"capacity": 17_001}),
+    ],
+)
+def test_the_code_of_a_sentence_gives_a_number_of_the_sentence(chapter, number, values):
+    chapter["panels"][number].set(**values)
+    *_, words, code, _ = chapter["panels"][number].sentence.split("`")
+    assert f" {eval(code, dict(PUBLIC)):,}" in words
+
+
 def test_the_four_lots_add_up_everywhere(chapter):
     for traffic, order in chapter["found"]:
         for capacity in (100, 777, 10_000, 43_210, 182_790):
@@ -69,7 +90,7 @@ def test_the_gpu_mark_by_hand(chapter):
     assert chapter["blocks_on_gpu"]("llama-3.1-8b", "bf16") == 900
     assert chapter["blocks_on_gpu"]("llama-3.1-70b", "bf16") == 0
     chapter["panels"][0].set(model="llama-3.1-70b")
-    assert "does not even hold the weights" in chapter["panels"][0].sentence
+    assert "holds 0 blocks beside the weights" in chapter["panels"][0].sentence
 
 
 def test_belady_is_interpolated_within_the_stated_points(chapter):
@@ -142,8 +163,8 @@ def test_without_the_files_the_panel_says_how_to_get_them(chapter, tmp_path, mon
     monkeypatch.chdir(tmp_path / "notebooks")
     live = chapter["panels"][4]
     live.set(traffic="merged, from both files")
-    assert "not replayed yet. Press Replay" in live.sentence
-    with pytest.raises(FileNotFoundError, match=r"not here\. Run python data/fetch_traces"):
+    assert "Press Replay. The files come with python data/fetch_traces.py." in live.sentence
+    with pytest.raises(FileNotFoundError, match="mooncake_conversation_trace"):
         chapter["replay_all"](live.values, lambda *_: True)
 
 

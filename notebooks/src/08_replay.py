@@ -17,9 +17,6 @@
 # - **First** choose *Run > Run All Cells*: until then the pictures stand still. A click opens folded code.
 
 # %%
-from collections import OrderedDict
-from pathlib import Path
-
 import numpy as np
 
 from kvlib import checks, eviction, figures, memory, models, panel, replay, units
@@ -29,89 +26,58 @@ from kvlib import checks, eviction, figures, memory, models, panel, replay, unit
 # be computed again. With room for 10,000 blocks LRU finds 21 % of them. To find more: buy memory, or change the policy?
 
 # %% jupyter={"source_hidden": true}
-# What was recorded of the public traces, and a small traffic to replay right here.
-rng = np.random.default_rng(8)
+# What was recorded of public traces, and what one GPU holds beside a model's weights.
 recorded = replay.load_trace_figures()
-attention = {"attention_tokens": recorded["attention_tokens"]}
-small = replay.generate_traffic(8, num_requests=2000)
-small_curve = replay.lru_hit_curve(small)
-capacities = [c for c in recorded["conversation"]["lru_curve"]["capacity_blocks"] if c >= 100]
-capacities = sorted({*capacities[::2], *recorded["conversation"]["capacity_blocks"]})
-live = [c for c in capacities if c < len(small_curve)] + [len(small_curve) - 1]
-recorded["generated"] = {
-    "num_blocks": len(small.block_ids),
-    "lru_curve": {"capacity_blocks": live, "resident_hits": small_curve[live].tolist()},
-    "unlimited": {"block_hits": int(small_curve[-1])},
-    "capacity_blocks": [300, 1000, 3000, 10_000],
-}
-
-# %% jupyter={"source_hidden": true}
-# The generated traffic's other policies: few capacities, so that the chapter opens quickly.
 policy_names = {name: name.lower() for name in ("Belady", "LRU", "LFU", "FIFO", "Fair", "cost")}
-bound_at = np.geomspace(100, 20_000, 12).astype(int).tolist()
-bound_hits = [replay.replay(small, capacity, "belady").resident_hits for capacity in bound_at]
-recorded["generated"]["belady_curve"] = {"capacity_blocks": bound_at, "resident_hits": bound_hits}
-recorded["generated"]["file_order"] = {
-    policy: {
-        "block_hits": [
-            replay.replay(small, capacity, policy, **attention).block_hits
-            for capacity in recorded["generated"]["capacity_blocks"]
-        ]
-    }
-    for policy in ("lfu", "fifo", "fair", "cost")
-}
+gpu_name, memory_fraction = "A100 80GB", 0.9
+
+
+def block_bytes_of(model, dtype):
+    return memory.sequence_kv_bytes(models.find_model(model), 512, dtype)
+
+
+def blocks_on_gpu(model, dtype):
+    for_all = int(memory_fraction * models.load_devices()[gpu_name].memory_bytes)
+    return max(0, for_all - models.released_weight_bytes(model)) // block_bytes_of(model, dtype)
+
+
+def call_for(traffic, capacity, order):
+    if traffic == "generated":
+        return panel.Code(f"replay.lru_hit_curve(replay.generate_traffic(8, 2000))[{capacity}]")
+    return panel.as_python(replay.recorded_hits, traffic, capacity, **({"engine_order": True} if order == "engine" else {}))
 
 
 # %% jupyter={"source_hidden": true}
 # Percent of the blocks found, for every policy, as the first panel draws it.
 def percent_found(name, order):
-    figures_of, scale = recorded[name], 100 / recorded[name]["num_blocks"]
-    prefix = "engine_" if order == "engine" else ""
-    curves = {
-        label: (figures_of[f"{prefix}{key}_curve"]["capacity_blocks"], figures_of[f"{prefix}{key}_curve"]["resident_hits"])
-        for label, key in (("Belady", "belady"), ("LRU", "lru"))
-    }
+    figures_of, prefix = recorded[name], "engine_" if order == "engine" else ""
+    curves = {label: figures_of[f"{prefix}{label.lower()}_curve"].values() for label in ("Belady", "LRU")}
     for label in ("LFU", "FIFO", "Fair", "cost"):
-        hits = figures_of[f"{order}_order"][policy_names[label]]["block_hits"]
         if label != "Fair" or name in ("merged", "generated"):  # with one tenant Fair is LRU
+            hits = figures_of[f"{order}_order"][policy_names[label]]["block_hits"]
             curves[label] = figures_of["capacity_blocks"], hits
+    scale = 100 / figures_of["num_blocks"]
     return {label: (np.asarray(at), scale * np.asarray(hits)) for label, (at, hits) in curves.items()}
 
 
-found = {(name, "file"): percent_found(name, "file") for name in ("conversation", "synthetic", "merged", "generated")}
-found |= {(name, "engine"): percent_found(name, "engine") for name in ("conversation", "synthetic", "merged")}
-
-# %% jupyter={"source_hidden": true}
-# How many blocks one GPU holds beside a model's weights.
-gpu_name, memory_fraction = "A100 80GB", 0.9
-gpu_bytes = models.load_devices()[gpu_name].memory_bytes
-model_names = ["qwen3-0.6b", "llama-3.1-8b", "qwen3-32b", "llama-3.1-70b", "deepseek-v3"]
-
-
-def block_bytes_of(model, dtype):
-    return memory.sequence_kv_bytes(models.find_model(model), small.block_size, dtype)
-
-
-def blocks_on_gpu(model, dtype):
-    left = int(memory_fraction * gpu_bytes) - models.released_weight_bytes(model)
-    return max(0, left) // block_bytes_of(model, dtype)
+traces = ["conversation", "synthetic", "merged"]
+found = {(name, order): percent_found(name, order) for name in traces for order in ("file", "engine")}
 
 
 # %% jupyter={"source_hidden": true}
 # The first panel in words.
-def loss_title(capacity, order, more):
-    if order + more < 1:
-        return f"At {capacity:,} blocks LRU finds nearly all that any cache can"
-    if more < order / 4:
-        return f"At {capacity:,} blocks the loss is the policy, not the capacity"
-    if order < more / 4:
-        return f"At {capacity:,} blocks the loss is the capacity, not the policy"
-    return f"At {capacity:,} blocks both lose: the order and the capacity"
-
-
-def gpu_words(model, dtype):
-    count = blocks_on_gpu(model, dtype)
-    return f"One {gpu_name} holds {count:,} blocks" if count else f"One {gpu_name} does not even hold the weights"
+def lose_words(asked, at, traffic, what, num_gpu, call, shares):
+    _, order, more, new = shares
+    blame = "the policy, not the capacity" if more < order / 4 else "the policy and the capacity"
+    blame = "the capacity, not the policy" if order < more / 4 else blame
+    blocks = f"{asked:,} blocks" + (f" (nearest below on record: {at:,})" if at != asked else "")
+    size, num_blocks = units.format_bytes(at * block_bytes_of(*what)), recorded[traffic]["num_blocks"]
+    return {
+        "title": f"At {at:,} blocks " + (f"the loss is {blame}" if order + more >= 1 else "LRU finds nearly all that any cache can"),
+        "sentence": f"{traffic} traffic, {blocks}, {size} of {what[0]} in {what[1]}: LRU finds {round(shares[0] * num_blocks / 100):,} of "
+        f"{num_blocks:,} blocks, {shares[0]:.1f} %. A better order finds at most {order:.1f} points more, more memory {more:.1f} on top; "
+        f"{new:.1f} % were never seen before. One {gpu_name} holds {num_gpu:,} blocks beside the weights. `{call}`",
+    }
 
 
 # %% jupyter={"source_hidden": true}
@@ -119,37 +85,21 @@ def gpu_words(model, dtype):
 def lose(capacity, traffic, model, dtype, order):
     if (traffic, order) not in found:
         raise ValueError(f"order={order!r}; generated traffic is replayed in file order here. Choose file.")
-    curves = found[traffic, order]
+    curves, total = found[traffic, order], 100 * recorded[traffic]["unlimited"]["block_hits"] / recorded[traffic]["num_blocks"]
     at = int(curves["LRU"][0][np.searchsorted(curves["LRU"][0], capacity, side="right") - 1])
-    here = {"ceiling": 100 * recorded[traffic]["unlimited"]["block_hits"] / recorded[traffic]["num_blocks"]}
-    here |= {label: float(np.interp(np.log(at), np.log(np.maximum(x, 1)), y)) for label, (x, y) in curves.items()}
+    here = {label: float(np.interp(np.log(at), np.log(np.maximum(x, 1)), y)) for label, (x, y) in curves.items()}
     best = max(here["Belady"], here["LRU"])
-    shares = here["LRU"], best - here["LRU"], max(0.0, here["ceiling"] - best), 100 - here["ceiling"]
-    names = "found by LRU", "better order, at most", "more memory", "never seen before"
-    numbers = {"capacity": at, "parts": dict(zip(names, shares, strict=True)), "curves": curves, "at_capacity": here}
-    numbers |= {"gpu_blocks": blocks_on_gpu(model, dtype), "gpu": f"one {gpu_name}"}
+    shares = here["LRU"], best - here["LRU"], max(0.0, total - best), 100 - total
+    names, num_gpu = ("found by LRU", "better order, at most", "more memory", "never seen before"), blocks_on_gpu(model, dtype)
+    numbers = {"capacity": at, "parts": dict(zip(names, shares, strict=True)), "curves": curves, "at_capacity": here | {"ceiling": total}}
     numbers["tick_texts"] = [units.format_bytes(10**k * block_bytes_of(model, dtype)) for k in (2, 3, 4, 5)]
-    return numbers | {"title": loss_title(at, *shares[1:3]), "sentence": lose_sentence(capacity, at, traffic, model, dtype, order, shares)}
+    words = lose_words(capacity, at, traffic, (model, dtype), num_gpu, call_for(traffic, at, order), shares)
+    return numbers | {"gpu_blocks": num_gpu, "gpu": f"one {gpu_name}"} | words
 
 
 # %% jupyter={"source_hidden": true}
-# The first panel's sentence.
-def lose_sentence(capacity, at, traffic, model, dtype, order, shares):
-    call = panel.as_python(replay.recorded_hits, traffic, capacity, **({"engine_order": True} if order == "engine" else {}))
-    if traffic == "generated":
-        call = panel.Code(f"replay.lru_hit_curve(replay.generate_traffic(8, 2000))[{at}]")
-    x, hits = (recorded[traffic]["engine_lru_curve" if order == "engine" else "lru_curve"][k] for k in ("capacity_blocks", "resident_hits"))
-    blocks = f"{capacity:,} blocks" + (f" (nearest below on record: {at:,})" if at != capacity else "")
-    size = units.format_bytes(at * block_bytes_of(model, dtype))
-    return (
-        f"{traffic} traffic, {blocks}, {size} of {model} in {dtype}: LRU finds {hits[int(np.searchsorted(x, at))]:,} of "
-        f"{recorded[traffic]['num_blocks']:,} blocks, {shares[0]:.1f} %. A better order finds at most {shares[1]:.1f} points more, "
-        f"more memory {shares[2]:.1f} on top; {shares[3]:.1f} % were never seen before. {gpu_words(model, dtype)}. `{call}`"
-    )
-
-
-# %% jupyter={"source_hidden": true}
-# The first panel.
+capacities = [c for c in recorded["conversation"]["lru_curve"]["capacity_blocks"] if c >= 100]
+capacities = sorted({*capacities[::2], *recorded["conversation"]["capacity_blocks"]})
 panel.Panel(
     figures.HitRatio(),
     lose,
@@ -159,8 +109,8 @@ panel.Panel(
         "order": panel.Choice("order", "file", ["file", "engine"]),
     },
     capacity=panel.Slider("cache [blocks]", 10_000, capacities),
-    traffic=panel.Choice("traffic", "conversation", ["conversation", "synthetic", "merged", "generated"]),
-    model=panel.Choice("model", "llama-3.1-8b", model_names),
+    traffic=panel.Choice("traffic", "conversation", [*traces, "generated"]),
+    model=panel.Choice("model", "llama-3.1-8b", ["qwen3-0.6b", "llama-3.1-8b", "qwen3-32b", "llama-3.1-70b", "deepseek-v3"]),
 )
 
 # %% [markdown]
@@ -187,8 +137,24 @@ conversation["capacity_blocks"][reached], units.format_bytes(conversation["capac
 # recompute when attention makes late tokens dearer; without that it is LRU too (second hour).
 #
 # *Traffic:* "conversation" and "synthetic" are the public Mooncake traces, "merged" is both at once as two tenants, "generated" is
-# 2,000 requests of `replay.generate_traffic`, replayed when you opened this. *Order:* "file" looks up block by block; "engine"
+# 2,000 requests of `replay.generate_traffic`, replayed in the next cell. *Order:* "file" looks up block by block; "engine"
 # counts hits when a request arrives, never evicts the request's own blocks, and lets its tail leave before its head.
+
+# %% jupyter={"source_hidden": true}
+# The generated traffic. LRU's curve takes one pass, a bound or another policy a replay per capacity.
+small = replay.generate_traffic(8, num_requests=2000)
+small_curve, attention = replay.lru_hit_curve(small), {"attention_tokens": recorded["attention_tokens"]}
+live = [c for c in capacities if c < len(small_curve)] + [len(small_curve) - 1]
+bound_at, few = np.geomspace(100, 20_000, 12).astype(int).tolist(), [300, 1000, 3000, 10_000]
+bound_hits = [replay.replay(small, capacity, "belady").resident_hits for capacity in bound_at]
+recorded["generated"] = {
+    "num_blocks": len(small.block_ids), "unlimited": {"block_hits": int(small_curve[-1])}, "capacity_blocks": few,
+    "lru_curve": {"capacity_blocks": live, "resident_hits": small_curve[live].tolist()},
+    "belady_curve": {"capacity_blocks": bound_at, "resident_hits": bound_hits},
+    "file_order": {policy: {"block_hits": [replay.replay(small, capacity, policy, **attention).block_hits for capacity in few]}
+                   for policy in ("lfu", "fifo", "fair", "cost")},
+}  # fmt: skip
+found["generated", "file"] = percent_found("generated", "file")
 
 # %% [markdown]
 # ## The formula
@@ -211,12 +177,12 @@ conversation["capacity_blocks"][reached], units.format_bytes(conversation["capac
 
 # %%
 def my_lru_hits(block_ids, capacity_blocks):
-    cache, hits = OrderedDict(), 0
+    cache, hits = {}, 0
     for block in block_ids:
         hits += cache.pop(block, False)
-        cache[block] = True  # the newest stands last
+        cache[block] = True  # the newest stands last, the oldest first
         if len(cache) > capacity_blocks:
-            cache.popitem(last=False)
+            del cache[next(iter(cache))]
     return hits
 
 
@@ -297,7 +263,7 @@ def lead_over_lru(name, policy):
 # and LFU find with 500 blocks:
 
 # %%
-popularity = 1 / np.arange(1, 101)
+rng, popularity = np.random.default_rng(8), 1 / np.arange(1, 101)
 hot = rng.choice(100, size=3000, p=popularity / popularity.sum())
 asked = np.where(rng.random(3000) < 0.5, hot, np.arange(100, 3100))  # half of them never return
 documents = replay.PrefixTrace([range(10 * k, 10 * k + 10) for k in asked.tolist()])
@@ -597,10 +563,7 @@ panel.Panel(
 # %% jupyter={"source_hidden": true}
 # Where the traffic of the live panel comes from.
 def read_public(name):
-    path = Path(f"../data/traces/mooncake_{name}_trace.jsonl")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not here. Run python data/fetch_traces.py, then press again.")
-    return replay.load_trace(path)
+    return replay.load_trace(f"../data/traces/mooncake_{name}_trace.jsonl")
 
 
 sources = {
@@ -635,7 +598,8 @@ first_replay = replay_all({"capacity": 3000, "traffic": "generated, 2,000 reques
 def show_replay(capacity, traffic, replayed):
     matching = [done[2] for done in (replayed, first_replay) if done and done[:2] == (capacity, traffic)]
     if not matching and traffic != "generated, 2,000 requests":
-        raise ValueError(f"{traffic}, at {capacity:,} blocks: not replayed yet. Press Replay.")
+        files = " The files come with python data/fetch_traces.py." if "file" in traffic else ""
+        raise ValueError(f"{traffic}, at {capacity:,} blocks: not replayed yet. Press Replay.{files}")
     hits = int(small_curve[min(capacity, len(small_curve) - 1)])
     rows = matching[0] if matching else {"LRU": (100 * hits / len(small.block_ids), None)}
     best = max((label for label in rows if label != "Belady"), key=lambda label: rows[label][0])
