@@ -62,6 +62,8 @@ def percent_found(name, order):
 
 traces = ["conversation", "synthetic", "merged"]
 found = {(name, order): percent_found(name, order) for name in traces for order in ("file", "engine")}
+at_hand = recorded["conversation"]["lru_curve"]["capacity_blocks"][::2], recorded["conversation"]["capacity_blocks"]
+capacities = sorted({count for counts in at_hand for count in counts if count >= 100})
 
 
 # %% jupyter={"source_hidden": true}
@@ -98,8 +100,7 @@ def lose(capacity, traffic, model, dtype, order):
 
 
 # %% jupyter={"source_hidden": true}
-capacities = [c for c in recorded["conversation"]["lru_curve"]["capacity_blocks"] if c >= 100]
-capacities = sorted({*capacities[::2], *recorded["conversation"]["capacity_blocks"]})
+# The first panel.
 panel.Panel(
     figures.HitRatio(),
     lose,
