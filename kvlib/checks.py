@@ -1,14 +1,16 @@
 """Checks a chapter runs on itself: exercises, and predictions beside published numbers."""
 
 import html
+import itertools
 import os
 import random
 
 import numpy as np
 
 from kvlib._data import read_json
+from kvlib._validate import one_of
 from kvlib.blocks import appended_blocks, blocks_needed, fragmentation, tail_waste
-from kvlib.eviction import break_even_tokens
+from kvlib.eviction import break_even_tokens, recompute_seconds, refill_seconds
 from kvlib.gather import gather_bytes, gather_kv
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequence_kv_bytes
 from kvlib.models import LayerGroup, ModelShape
@@ -108,6 +110,37 @@ class Comparison:
 def _positions(mask):
     """Positions that the last query of the first head keeps."""
     return np.flatnonzero(mask[0, -1]).tolist()
+
+
+def simulated_hits(policy):
+    """Return what two other simulators counted on the Mooncake conversation trace [blocks].
+
+    Parameters
+    ----------
+    policy : {"lru", "lfu", "belady"}
+        Who leaves.
+
+    Returns
+    -------
+    dict of int to int
+        Resident hits at each capacity, file order [blocks].
+
+    Raises
+    ------
+    ValueError
+        If the policy is none of the three.
+
+    Examples
+    --------
+    >>> simulated_hits("belady")
+    {1000: 54994, 10000: 105710}
+    """
+    keys = {"lru": "lru", "lfu": "lfu (ties: least recent)", "belady": "belady"}
+    recorded = read_json("cache_crosscheck.json")
+    hits = recorded["block_hits"][keys[one_of("policy", policy, keys)]]
+    if policy == "lru":
+        hits = dict(zip(recorded["capacities"], hits, strict=True))
+    return {int(capacity): count for capacity, count in hits.items()}
 
 
 def check_mixed_widths(answer):
@@ -684,6 +717,85 @@ def check_returned_blocks(answer):
 
     def _expected(kept_positions, num_tokens, block_size):
         return int(freed_blocks(np.isin(np.arange(num_tokens), kept_positions), block_size))
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_four_lots(answer):
+    """Check exercise 8.1: every block is found, lost to the order, lost to the capacity, or new.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``four_lots(num_blocks, found_blocks, bound_blocks, ceiling_blocks)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _expected(num_blocks, found_blocks, bound_blocks, ceiling_blocks):
+        ends = (0, found_blocks, bound_blocks, ceiling_blocks, num_blocks)
+        return tuple(high - low for low, high in itertools.pairwise(ends))
+
+    def _make_case(rng):
+        *found_to_ceiling, num_blocks = sorted(rng.sample(range(10**6), 4))
+        return num_blocks, *found_to_ceiling
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_tokens_again(answer):
+    """Check exercise 8.2: tokens that evictions make a request compute again.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``tokens_again(input_tokens, num_leading, num_leading_ideal)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        input_tokens = rng.randint(1, 9000)
+        ideal = rng.randint(0, -(-input_tokens // 512))
+        return input_tokens, rng.randint(0, ideal), ideal
+
+    def _expected(input_tokens, num_leading, num_leading_ideal):
+        filled = [min(512, input_tokens - 512 * block) for block in range(num_leading_ideal)]
+        return sum(filled[num_leading:])
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_tier_saves(answer):
+    """Check exercise 8.3: seconds that a tier of host memory saves over recomputing.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``tier_saves(hits_gpu, hits_with_tier, block_bytes, bytes_per_second,
+        tokens_per_second)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):  # powers of two: any order of the operations gives the same float
+        hits_gpu, block_bytes = rng.randint(0, 9999), 2 ** rng.randint(20, 26)
+        link, rate = 2 ** rng.randint(30, 36), 2 ** rng.randint(10, 16)
+        return hits_gpu, hits_gpu + rng.randint(1, 99_999), block_bytes, link, rate
+
+    def _expected(hits_gpu, hits_with_tier, block_bytes, bytes_per_second, tokens_per_second):
+        computed = recompute_seconds(512, tokens_per_second)
+        copied = refill_seconds(block_bytes, bytes_per_second)
+        return (hits_with_tier - hits_gpu) * (computed - copied)
 
     return _check(answer, _make_case, _expected)
 

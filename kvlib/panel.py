@@ -169,7 +169,8 @@ class Job(_Control):
 
     def __init__(self, label, work):
         self._label, self._work, self._is_running = label, work, False
-        self._button = widgets.Button(description=label, layout={"width": "auto"})
+        whole = {"width": "auto", "flex": "0 0 auto"}  # a long problem must not squeeze it
+        self._button = widgets.Button(description=label, layout=whole)
         self._bar = widgets.FloatProgress(max=1.0, layout={"display": "none", "width": "150px"})
         self._problem = widgets.Label()
         super().__init__(None, [self._button, self._bar, self._problem])

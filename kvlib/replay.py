@@ -1,15 +1,17 @@
 """Replay prefix traces through a block cache: what a policy finds, evicts and recomputes."""
 
+import bisect
 import functools
 import heapq
 import itertools
+import json
 import math
 from array import array
 from collections import defaultdict, deque
 
 import numpy as np
 
-from kvlib._data import read_json
+from kvlib._data import read_bytes, read_json
 from kvlib._traces import PrefixTrace, concat_tenants, generate_traffic, load_trace
 from kvlib._validate import one_of, whole
 from kvlib.eviction import fair_quotas, jain_index, recompute_seconds, unfairness
@@ -24,7 +26,9 @@ __all__ = [
     "generate_traffic",
     "load_request_lengths",
     "load_trace",
+    "load_trace_figures",
     "lru_hit_curve",
+    "recorded_hits",
     "replay",
 ]
 
@@ -32,6 +36,89 @@ POLICIES = ("lru", "lfu", "fifo", "fair", "cost", "belady")
 # Services whose request lengths are shipped, and what data/trace_figures.json calls them.
 REQUEST_LENGTHS = {"azure-conversations": "azure_conv", "azure-code": "azure_code"}
 _REQUESTS_PER_REPORT = 256
+# Of these every order and policy is recorded on more capacities than the grid has.
+_FINE_CURVES = {
+    ("lru", False): "lru_curve",
+    ("lru", True): "engine_lru_curve",
+    ("belady", False): "belady_curve",
+    ("belady", True): "engine_belady_curve",
+}
+
+
+def load_trace_figures():
+    """Load what was recorded of the public traces, which are not shipped themselves.
+
+    Returns
+    -------
+    dict
+        A fresh copy. Under "conversation", "synthetic" and "merged" (both as two tenants of one
+        server): totals, "unlimited" (what an unlimited cache finds), "lru_curve" and other curves,
+        "capacity_blocks" (the grid), and under "file_order" and "engine_order" the columns of each
+        policy on the grid, named as in `HitFigures` and `ReplayResult`. Under "azure_code" and
+        "azure_conv": the lengths of requests.
+
+    Notes
+    -----
+    Recorded at `prefill_tokens_per_second` tokens/s, equal tenant weights, and, for "cost" and the
+    columns "attention_...", at `attention_tokens`. data/make_trace_figures.py computes them.
+
+    References
+    ----------
+    Qin et al.: Mooncake: trading more storage for less computation, FAST 2025. Patel et al.:
+    Splitwise: efficient generative LLM inference using phase splitting, ISCA 2024.
+
+    Examples
+    --------
+    >>> load_trace_figures()["conversation"]["unlimited"]["block_hits"]
+    105710
+    """
+    return json.loads(read_bytes("trace_figures.json"))
+
+
+def recorded_hits(name, capacity_blocks, policy="lru", *, engine_order=False):
+    """Look up the resident hits that a public trace was recorded with [blocks].
+
+    Parameters
+    ----------
+    name : {"conversation", "synthetic", "merged"}
+        The trace.
+    capacity_blocks : int
+        Blocks the cache holds [blocks].
+    policy : {"lru", "lfu", "fifo", "fair", "cost", "belady"}, optional
+        Who leaves.
+    engine_order : bool, optional
+        See `replay`.
+
+    Returns
+    -------
+    int
+        Hits at the largest recorded capacity that is not above `capacity_blocks` [blocks].
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the trace or the policy is unknown, or the capacity lies below all recorded ones.
+
+    Notes
+    -----
+    LRU in file order is recorded in steps of 2 %, LRU in engine order and Belady in steps of about
+    a quarter, the other policies at the capacities of the grid.
+
+    Examples
+    --------
+    >>> [recorded_hits("conversation", 10_000, policy) for policy in ("lru", "belady")]
+    [60921, 105710]
+    """
+    one_of("name", name, ("conversation", "synthetic", "merged"))
+    one_of("policy", policy, POLICIES)
+    recorded = read_json("trace_figures.json")[name]
+    order = "engine_order" if engine_order else "file_order"
+    grid = {"capacity_blocks": recorded["capacity_blocks"]} | recorded[order][policy]
+    curve = recorded.get(_FINE_CURVES.get((policy, bool(engine_order))), grid)
+    first = curve["capacity_blocks"][0]
+    whole("capacity_blocks", capacity_blocks, low=first, hint=f"Recorded from {first} on.")
+    at = bisect.bisect_right(curve["capacity_blocks"], capacity_blocks) - 1
+    return curve["resident_hits"][at]
 
 
 def load_request_lengths(name):

@@ -127,6 +127,23 @@ EXERCISES = {
         lambda kept, tokens, block: -(-tokens // block) - len({place // block for place in kept}),
         lambda kept, tokens, block: (tokens - len(kept)) // block,
     ),
+    checks.check_four_lots: (
+        lambda blocks, found, bound, ceiling: (
+            found,
+            bound - found,
+            ceiling - bound,
+            blocks - ceiling,
+        ),
+        lambda blocks, found, bound, ceiling: (found, bound, ceiling, blocks),
+    ),
+    checks.check_tokens_again: (
+        lambda tokens, leading, ideal: min(512 * ideal, tokens) - min(512 * leading, tokens),
+        lambda tokens, leading, ideal: 512 * (ideal - leading),
+    ),
+    checks.check_tier_saves: (
+        lambda gpu, tier, num_bytes, link, rate: (tier - gpu) * (512 / rate - num_bytes / link),
+        lambda gpu, tier, num_bytes, link, rate: tier * (512 / rate - num_bytes / link),
+    ),
 }
 
 
@@ -175,3 +192,11 @@ def fewest_gpus(model, gpu, num_tokens, concurrency, dtype, seconds):
         if found.recompute_seconds_per_minute <= seconds:
             return num_gpus
     return 0
+
+
+def test_simulated_hits_are_those_of_the_file():
+    lru = checks.simulated_hits("lru")
+    assert (lru[10_000], len(lru)) == (60_921, 7)
+    assert checks.simulated_hits("lfu") == {1000: 13_871, 10_000: 38_013, 100_000: 104_755}
+    with pytest.raises(ValueError, match="policy='fifo'; it is not a known name"):
+        checks.simulated_hits("fifo")

@@ -766,3 +766,77 @@ def test_the_recorded_conversation_equals_the_cross_check():
     assert round(unlimited.request_hit_ratio, 4) == 0.4094
     # Belady needs 10,000 blocks for what LRU needs 158,282 for.
     assert curve[158_281] < curve[158_282] == curve[-1] == hits["belady"]["10000"]
+
+
+# ---------------------------------------------------------------- what was recorded
+
+
+def test_recorded_figures_are_a_fresh_copy():
+    figures = replay.load_trace_figures()
+    assert figures == _data.read_json("trace_figures.json")
+    figures["conversation"]["lru_curve"]["resident_hits"][:] = []
+    assert replay.recorded_hits("conversation", 10_000) == 60_921
+
+
+def test_recorded_hits_are_those_of_the_nearest_capacity_below():
+    # The grid has 7,000 and 10,000; LRU and Belady are recorded more finely.
+    expected = _data.read_json("cache_crosscheck.json")["block_hits"]
+    assert replay.recorded_hits("conversation", 10_000, "lfu") == 38_013
+    assert replay.recorded_hits("conversation", 10_001, "lfu") == 38_013
+    assert replay.recorded_hits("conversation", 14_999, "lfu") == 38_013
+    lower = replay.recorded_hits("conversation", 9_999, "lfu")
+    assert replay.recorded_hits("conversation", 7_000, "lfu") == lower < 38_013
+    assert replay.recorded_hits("conversation", 10**9) == expected["lru"][-1]
+    assert replay.recorded_hits("conversation", 8_000) > replay.recorded_hits("conversation", 7_500)
+    for policy in ("lru", "belady"):
+        ordered = [
+            replay.recorded_hits("merged", 3000, policy, engine_order=order)
+            for order in (False, True)
+        ]
+        recorded_grid = _data.read_json("trace_figures.json")["merged"]
+        at = recorded_grid["capacity_blocks"].index(3000)
+        assert ordered == [
+            recorded_grid[order][policy]["resident_hits"][at]
+            for order in ("file_order", "engine_order")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("chat", 100), ValueError, "name='chat'; it is not a known name"),
+        (("merged", 100, "best"), ValueError, "policy='best'"),
+        (("merged", 99, "lfu"), ValueError, "capacity_blocks=99; .*Recorded from 100 on"),
+        (("merged", 1e3), TypeError, "capacity_blocks=1000.0"),
+    ],
+)
+def test_recorded_hits_refuse_bad_input(arguments, error, message):
+    with pytest.raises(error, match=message):
+        replay.recorded_hits(*arguments)
+
+
+@pytest.mark.parametrize(("name", "first_tail"), [("conversation", 368), ("synthetic", None)])
+def test_crediting_unfinished_blocks_gives_the_papers_figure(name, first_tail):
+    """After n full blocks, credit the unfinished block of the last request that ended there.
+
+    `first_tail` is the estimate for requests of which only block 0 matches, tokens.
+    """
+    folder = Path(os.environ.get("KVLIB_TRACES", Path(__file__).parents[2] / "shared" / "data"))
+    paths = list(folder.glob(f"mooncake_{name}_trace.jsonl*"))
+    if not paths:
+        pytest.skip(f"{folder} has no public traces (set KVLIB_TRACES)")
+    trace = load_trace(paths[0])
+    numbers = _data.read_json("published_numbers.json")
+    entry = next(e for e in numbers if e["id"] == f"mooncake-fig9-subblock-{name}")
+    chains = np.split(trace.block_ids, trace.offsets[1:-1])
+    for tokens, drawn in zip(entry["inputs"]["capacity_tokens"], entry["expected"], strict=True):
+        credited, tail_after = 0, {}
+        leading = replay.replay(trace, tokens // 512).leading_hits.tolist()
+        for length, chain, n in zip(trace.input_tokens.tolist(), chains, leading, strict=True):
+            tail = 0
+            if 0 < n < len(chain):
+                tail = first_tail if n == 1 and first_tail else tail_after.get(chain[n - 1], 0)
+            credited += min(length, 512 * n + tail)
+            if length >= 512:
+                tail_after[chain[length // 512 - 1]] = length % 512
+        assert credited / trace.input_tokens.sum() == pytest.approx(drawn, abs=0.0095)

@@ -74,6 +74,23 @@ def test_the_shipped_figures_keep_their_laws(figures):
                 assert np.all(column["resident_hits"] <= columns["belady"]["resident_hits"])
                 assert column["block_hits"][-1] == recorded["unlimited"]["block_hits"], policy
                 assert column["recompute_tokens"][-1] == 0
+        for key, order, policy in (
+            ("lru_curve", "file", "lru"),
+            ("belady_curve", "file", "belady"),
+            ("engine_lru_curve", "engine", "lru"),
+            ("engine_belady_curve", "engine", "belady"),
+        ):
+            curve = dict(zip(*recorded[key].values(), strict=True))
+            assert [*curve] == sorted(curve)
+            hits = [*curve.values()]
+            assert hits == sorted(hits)
+            assert hits[-1] == recorded["unlimited"]["block_hits"]
+            grid = recorded["capacity_blocks"], recorded[f"{order}_order"][policy]["resident_hits"]
+            for capacity, count in zip(*grid, strict=True):
+                assert curve.get(capacity, hits[-1]) == count
+        # Nothing an engine could not reuse: the bar of chapter 8 may use resident hits for LRU.
+        for order in ("file_order", "engine_order"):
+            assert recorded[order]["lru"]["block_hits"] == recorded[order]["lru"]["resident_hits"]
     merged = figures["merged"]["file_order"]
     fair, lru = (np.array(merged[policy]["unfairness"]) for policy in ("fair", "lru"))
     assert np.all(fair <= lru)
@@ -140,6 +157,12 @@ def test_the_shipped_figures_are_those_of_the_files(traces, figures, script):
     trace = replay.load_trace(traces / name if (traces / name).is_file() else traces / f"{name}.gz")
     recorded = figures["synthetic"]
     assert make.sampled_curve(trace) == recorded["lru_curve"]
+    show = lambda what: None  # noqa: E731
+    hits = recorded["engine_order"]["lru"]["resident_hits"]
+    known = dict(zip(recorded["capacity_blocks"], hits, strict=True))
+    assert make.replayed_curve(trace, "lru", True, known, show) == recorded["engine_lru_curve"]
+    figure_9 = figures["mooncake-fig9-synthetic"]
+    assert make.token_ratios(trace, figure_9["capacity_tokens"]) == figure_9
     entry = recorded["capacity_blocks"].index(5000)
     for order in ("file", "engine"):
         for policy in replay.POLICIES:
@@ -153,11 +176,13 @@ def test_the_whole_script_runs(traces, tmp_path, script, monkeypatch, capsys):
     make = script("make_trace_figures")
     monkeypatch.setattr(make, "CAPACITIES", (3000,))
     monkeypatch.setattr(make, "trace_figures", lambda trace, show: len(trace.tenant))
+    monkeypatch.setattr(make, "token_ratios", lambda trace, tokens: [len(trace.tenant), *tokens])
     make.main([str(traces), "--output", str(tmp_path / "figures.json")])
     written = (tmp_path / "figures.json").read_bytes()
     assert capsys.readouterr().out == f"{hashlib.sha256(written).hexdigest()}  figures.json\n"
     figures = json.loads(written)
     assert [figures[k] for k in ("conversation", "synthetic", "merged")] == [12_031, 3_993, 16_024]
+    assert figures["mooncake-fig9-synthetic"][:2] == [3_993, 10_000]
 
 
 def test_fetching_from_local_copies(traces, tmp_path, script, capsys):

@@ -7,6 +7,7 @@ from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
 from kvlib.figures.plan import EvictionCost, Levers, Waterfall
 from kvlib.figures.pool import BlockPool, ForkSaving, PromptBar
+from kvlib.figures.replay import HitRatio, PolicyBars, PolicyMap, TenantUsage
 from kvlib.figures.start import WhyCache, contact_sheet
 from kvlib.figures.tokens import ErrorCurves, KeptBlocks, RuleCurves
 
@@ -18,18 +19,22 @@ __all__ = [
     "EvictionTable",
     "FactorTiles",
     "ForkSaving",
+    "HitRatio",
     "KeptBlocks",
     "Levers",
     "MemoryCurve",
     "ModelCurves",
     "PageScatter",
     "Picture",
+    "PolicyBars",
+    "PolicyMap",
     "PromptBar",
     "ReadPaths",
     "RequestRows",
     "RuleCurves",
     "SequenceBlocks",
     "SmallCurves",
+    "TenantUsage",
     "Waterfall",
     "WaysBack",
     "WhyCache",
