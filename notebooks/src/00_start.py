@@ -48,6 +48,8 @@ def write(answer_tokens, prompt_tokens):
     }
 
 
+# %% jupyter={"source_hidden": true}
+# The panel.
 panel.Panel(
     figures.WhyCache(),
     write,
@@ -69,6 +71,7 @@ panel.Panel(
 # | [4 · How much does a shared prefix save, and when does the saving end?](04_sharing.ipynb) | whether to share or copy a prompt, and whether padding it to a whole block pays. | 25 |
 # | [6 · Where do the bytes go when attention reads a paged cache?](06_reading.ipynb) | whether a batch is limited by weights or by caches, and whether a quantized cache also saves time. | 15 + 10 |
 # | [7 · The budget is full. Who leaves?](07_eviction.ipynb) | which policy picks the victim, how much a tenant may hold, and whether an evicted context is recomputed or copied back from host memory. | 25 + 15 |
+# | [8 · What does a policy cost on real traffic?](08_replay.ipynb) | whether to buy memory or to change the policy, and which policy. | 25 + 25 |
 # | [9 · Will it fit, and what gives first?](09_plan.ipynb) | how many GPUs a model and its traffic need, which lever to pull first, and what eviction costs if you pull none. | 25 + 10 |
 # | [10 · Which tokens matter?](10_tokens.ipynb) | whether to drop tokens or bits, by which rule, and how much memory that really returns. | 20 + 10 |
 #
@@ -148,6 +151,9 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | (7.4) $\text{seconds}(i) \approx \frac{n_i \cdot \text{block\_size}}{P}, \qquad \text{Cost: } \arg\min_i\, \left(\frac{\text{seconds}(i)}{\min(r_i,\, \text{overflow})},\, t_i\right)$ | `eviction.CostPolicy.select_victim` | [7](07_eviction.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
 # | (7.5) $\min\; \alpha \cdot \text{miss rate} + \beta \cdot \text{recompute cost} + \gamma \cdot \text{unfairness}$ | `eviction.eviction_objective` | [7](07_eviction.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
 # | (7.6) $\text{recompute}(T) = \frac{T}{P}\left(1 + \frac{T}{2A}\right), \qquad \text{copy}(T) = \frac{m T}{R}, \qquad T_{even} = 2A\left(\frac{m P}{R} - 1\right)$ | `eviction.break_even_tokens` | [7](07_eviction.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
+# | (8.1) $1 = h_\pi + (h_B - h_\pi) + (h_\infty - h_B) + (1 - h_\infty)$ | `replay.replay` | [8](08_replay.ipynb) | [test_replay.py](../tests/test_replay.py) |
+# | (8.2) $T_{again} = \min(512 \, n_\infty, T) - \min(512 \, n, T)$ | `replay.replay` | [8](08_replay.ipynb) | [test_replay.py](../tests/test_replay.py) |
+# | (8.3) $J = \frac{\alpha \cdot \text{miss\_rate} + \beta \cdot \text{recompute\_cost} + \gamma \cdot \text{unfairness}}{\alpha + \beta + \gamma}$ | `eviction.eviction_objective` | [8](08_replay.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
 # | (9.1) $n_{fit} = \left\lfloor \frac{f \, M_{GPU} - M_w - M_r - M_P}{\bar M - M_P} \right\rfloor$ | `plan.plan` | [9](09_plan.ipynb) | [test_plan.py](../tests/test_plan.py) |
 # | (9.2) $t_{again} = \max(0,\, n_{ask} - n_{fit}) \; r_{turn} \, T_{own} \,/\, v_{prefill}$ | `plan.plan` | [9](09_plan.ipynb) | [test_plan.py](../tests/test_plan.py) |
 # | (10.1) $o'_t = \frac{\sum_{j \in K_t} w_{tj} \, v_j}{\sum_{j \in K_t} w_{tj}}, \qquad \varepsilon = \frac{\lVert o' - o \rVert}{\lVert o \rVert}$ | `token_selection.KeptAttention` | [10](10_tokens.ipynb) | [test_token_selection.py](../tests/test_token_selection.py) |
@@ -226,6 +232,13 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | $r$ | `num_recent` | the newest of them | tokens | 其中最新的 key 数 |
 # | $a_j$ | `scores` | what a rule knows about key $j$ | - | key 的得分 |
 # | $\varepsilon$ | `error` | error of the attention output, relative | - | 注意力输出的相对误差 |
+# | $h_\pi$ | `block_hit_ratio` | share of the blocks that policy $\pi$ finds | - | 策略的块命中率 |
+# | $h_B$ | `recorded_hits(..., "belady")` | share that Belady's policy finds | - | Belady 上界 |
+# | $h_\infty$ | `unlimited` | share that an unlimited cache finds | - | 无限缓存的命中率 |
+# | $n, n_\infty$ | `leading_hits`, `ideal_leading_hits` | blocks a request finds in an unbroken run from its first, now and with an unlimited cache | blocks | 从首块起连续命中的块数 |
+# | $J$ | `eviction_objective` | the three costs of a policy, weighed; smaller is better | - | 驱逐目标函数 |
+# | $\alpha, \beta, \gamma$ | `alpha`, `beta`, `gamma` | weights of misses, recomputing, unfairness; only their proportions matter | - | 三项权重 |
+# | $T_{again}$ | `recompute_tokens` | tokens that an eviction made a request compute again | tokens | 重算 token 数 |
 #
 # <!-- /symbols -->
 #

@@ -23,8 +23,7 @@ from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
-from kvlib import checks, eviction, figures, memory, models, paged_cache, panel, units
-from kvlib._data import read_json
+from kvlib import checks, eviction, figures, memory, models, paged_cache, panel, replay, units
 
 # %% [markdown]
 # Every block is in use and the next request needs 200 more. In the cache lie one conversation of 2,000 blocks that nobody
@@ -400,7 +399,7 @@ round(above, 4), round(eviction.jain_index(held, {}), 4)
 # blocks of 512 tokens; the figures are recorded in `data/trace_figures.json`:
 
 # %%
-merged = read_json("trace_figures.json")["merged"]
+merged = replay.load_trace_figures()["merged"]
 at = merged["capacity_blocks"].index(10_000)
 for name in ("lru", "fair"):
     record = merged["engine_order"][name]
