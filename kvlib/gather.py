@@ -17,10 +17,19 @@ from dataclasses import replace
 import numpy as np
 
 from kvlib._validate import whole
-from kvlib.backend import array_module
-from kvlib.quantization import _FLOATS, QuantizedTensor, _check_out, dequantize, quantize
+from kvlib.backend import THREADS, array_module, launch
+from kvlib.quantization import (
+    _FLOATS,
+    QuantizedTensor,
+    _check_out,
+    _launch_dequantize,
+    dequantize,
+    quantize,
+)
 
 _CHUNK_BYTES = 1024 * 1024  # of values read back at a time: they stay in a CPU core's cache
+
+_WORDS = {16: "uint4", 8: "u64", 4: "unsigned", 2: "u16", 1: "u8"}  # names in kernels.cu
 
 
 def gather_kv(pool_array, block_table, num_tokens, out=None):
@@ -65,6 +74,8 @@ def gather_kv(pool_array, block_table, num_tokens, out=None):
     _check_out(out, shape, (pool.dtype,))
     out = xp.empty(shape, pool.dtype) if out is None else out
     _check_places(pool, out)
+    if _launch_move(pool, pool, out, table, None, 0, num_tokens):
+        return out
     num_full, rest = divmod(num_tokens, pool.shape[1])
     full = out[: num_tokens - rest].reshape(num_full, *pool.shape[1:])
     if xp is np and pool.flags.c_contiguous:
@@ -116,6 +127,10 @@ def gather_dequantize(pool, block_table, num_tokens, out=None):
     _check_out(out, shape, _FLOATS)
     out = xp.empty(shape, np.float32) if out is None else out
     _check_places(pool.data, out)
+    if len(pool.shape) == 4 and pool.axis == 3:
+        codes = pool.data.view(np.uint8)
+        if _launch_dequantize(codes, pool.scale, out, pool, table):
+            return out
     num_full, rest = divmod(num_tokens, pool.shape[1])
     full = out[: num_tokens - rest].reshape(num_full, *pool.shape[1:])
     step = (
@@ -189,8 +204,10 @@ def write_tokens(pool, block_table, first_token, values):
             raise ValueError(f"zero_point={widest}; {rule}. Use zero='minimum'.")
     slots = xp.arange(first, first + values.shape[0])
     where = table[slots // block_size - first // block_size], slots % block_size
+    low = first % block_size
     for stored, new in zip(_arrays(pool), _arrays(values), strict=True):
-        stored[where] = new
+        if not _launch_move(stored, new, stored, None, table, low, low + len(new)):
+            stored[where] = new
 
 
 def copy_blocks(pool, sources, targets):
@@ -231,7 +248,25 @@ def copy_blocks(pool, sources, targets):
         both = int(sources[is_target[sources]][0])
         raise ValueError(f"sources={both}; this block is a target too. Copy in two calls.")
     for array in _arrays(pool):
-        array[targets] = array[sources]
+        if not _launch_move(
+            array, array, array, sources, targets, 0, len(sources) * array.shape[1]
+        ):
+            array[targets] = array[sources]
+
+
+def _launch_move(pool, source, target, source_ids, target_ids, low, high):
+    """Move tokens `low` to `high` of a row of blocks by a kernel, unless there is none."""
+    row = source if target_ids is not None else target
+    contiguous = pool[0].flags.c_contiguous and (row is pool or row.flags.c_contiguous)
+    if isinstance(pool, np.ndarray) or not contiguous:
+        return False
+    token_bytes, stride = pool[0, :1].nbytes, pool.strides[0]
+    word = math.gcd(16, token_bytes, stride, source.data.ptr, target.data.ptr)
+    low, high, block = (n * token_bytes // word for n in (low, high, pool.shape[1]))
+    arguments = source, target, source_ids, target_ids, stride // word, stride // word, block
+    num_blocks = -(-(high - low) // (4 * THREADS))
+    launch(f"move_blocks<{_WORDS[word]}>", num_blocks, (*arguments, low, high))
+    return True
 
 
 def _arrays(pool):
@@ -271,12 +306,12 @@ def _ids(xp, name, ids, num_blocks):
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         given = f"{name}={array.dtype} of shape {array.shape}"
         raise TypeError(f"{given}; it must be integers (n,). Use .astype(np.int64).")
-    if array.size:
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= num_blocks:
-            wrong = low if low < 0 else high
-            raise ValueError(f"{name}={wrong}; blocks are 0 to {num_blocks - 1}. Fix the ids.")
-    return array.astype(np.int64, copy=False)
+    array = array.astype(np.int64, copy=False)
+    worst = int(array.view(np.uint64).max()) if array.size else 0  # a negative id is a huge one
+    if worst >= num_blocks:
+        wrong = worst if worst < 2**63 else worst - 2**64
+        raise ValueError(f"{name}={wrong}; blocks are 0 to {num_blocks - 1}. Fix the ids.")
+    return array
 
 
 def _used(xp, block_table, num_tokens, pool_shape, first_place=0):
@@ -303,7 +338,7 @@ def _check_places(pool_array, other):
     places = [getattr(a, "device", "cpu") for a in (pool_array, other)]
     if places[0] != places[1]:
         raise ValueError(f"device={places[1]}; the pool is on {places[0]}. Use one device.")
-    if np.may_share_memory(pool_array, other):
+    if array_module(other).may_share_memory(pool_array, other):
         raise ValueError(
             "out=memory of the pool; a pool is not changed by reading it. Pass another."
         )
