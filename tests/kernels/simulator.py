@@ -9,7 +9,6 @@ import ctypes
 import functools
 import hashlib
 import mmap
-import operator
 import os
 import re
 import subprocess
@@ -40,37 +39,15 @@ ALL_NAMES = (
         )
     ),
 )
-METHODS = ["min", "max", "any", "all", "sum", "argmax", "astype", "clip"]
-OPERATORS = [
-    f"__{name}__"
-    for name in [
-        "lt",
-        "gt",
-        "le",
-        "ge",
-        "add",
-        "sub",
-        "mul",
-        "floordiv",
-        "mod",
-        "abs",
-        "invert",
-        "or",
-        "and",
-    ]
-]
-FUNCTIONS = [
-    "bincount",
-    "arange",
-    "zeros",
-    "asarray",
-    "ascontiguousarray",
-    "isfinite",
-    "argwhere",
-    "where",
-    "rint",
-    "pad",
-]
+METHODS = ("all", "any", "argmax", "astype", "clip", "max", "min", "sum", "tolist")
+FUNCTIONS = (
+    *("arange", "argwhere", "asarray", "ascontiguousarray", "bincount", "concatenate", "divide"),
+    *("isfinite", "maximum", "minimum", "pad", "rint", "subtract", "where", "zeros"),
+)
+OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"),
+    *("lt", "gt", "le", "ge", "eq", "ne"),
+)
 PAGE, FILL = mmap.PAGESIZE, 0xAB
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -217,15 +194,23 @@ class Simulator:
         monkeypatch.setattr(cupy.ndarray, "device", property(lambda _: _Device()))
         for method in METHODS:
             monkeypatch.setattr(cupy.ndarray, method, self._on_host(getattr(np.ndarray, method)))
-        for name in OPERATORS:
-            monkeypatch.setattr(cupy.ndarray, name, self._on_host(getattr(operator, name)))
+        monkeypatch.setattr(
+            cupy.ndarray, "__array_ufunc__", lambda *args, **named: self._ufunc(*args, **named)
+        )
         for name in FUNCTIONS:
             monkeypatch.setattr(cupy, name, self._on_host(getattr(np, name)))
+        for name in [f"__{kind}{name}__" for name in OPERATORS for kind in ("", "r", "i")]:
+            if hasattr(np.ndarray, name):
+                on_host = self._on_host(getattr(np.ndarray, name), name.startswith("__i"))
+                monkeypatch.setattr(cupy.ndarray, name, on_host)
+        for name in ("__abs__", "__invert__", "__neg__"):
+            monkeypatch.setattr(cupy.ndarray, name, self._on_host(getattr(np.ndarray, name)))
         for name in ("__int__", "__float__", "__bool__"):
             monkeypatch.setattr(
                 cupy.ndarray, name, lambda array, name=name: getattr(to_host(array), name)()
             )
-        get = cupy.ndarray.__getitem__
+        get, reshape = cupy.ndarray.__getitem__, cupy.ndarray.reshape
+        monkeypatch.setattr(cupy.ndarray, "reshape", lambda *args: self._reshape(reshape, *args))
         monkeypatch.setattr(cupy.ndarray, "__getitem__", lambda *args: self._get(get, *args))
         monkeypatch.setattr(cupy.ndarray, "__setitem__", _put)
         return lambda: cupy.cuda.set_allocator(previous)
@@ -239,13 +224,25 @@ class Simulator:
         to_host(moved)[...] = array
         return moved
 
-    def _on_host(self, function):
+    def _on_host(self, function, in_place=False):
         @functools.wraps(function)
         def call(*arguments, **named):
+            out = arguments[0] if in_place else named.get("out")
             result = function(*map(_host, arguments), **{k: _host(v) for k, v in named.items()})
+            if out is not None:
+                return out
             return self.to_device(result) if isinstance(result, np.ndarray | np.generic) else result
 
         return call
+
+    def _ufunc(self, _array, ufunc, method, *inputs, out=(None,), **named):
+        return self._on_host(getattr(ufunc, method))(*inputs, out=out[0], **named)
+
+    def _reshape(self, reshape, array, *shape):
+        moved = to_host(array).reshape(*shape)
+        if np.may_share_memory(moved, to_host(array)) or not array.size:
+            return reshape(array, *shape)
+        return self.to_device(moved)
 
     def _get(self, get, array, where):
         parts = where if isinstance(where, tuple) else (where,)

@@ -96,7 +96,7 @@ def test_extreme_values(device, scale_dtype):
     largest = np.finfo(f32).max
     rows = np.array([[1, 2, 3], [65504, -1, 0], [1e-4, 3e-5, 0], [0, 0, 0]], f32)
     if scale_dtype == "float32":
-        far = [[largest, -largest, 1], [1e-38, -5e-39, 1e-39], [3e-44, 1e-45, 0], [2e-37, 1e-39, 0]]
+        far = [[largest, -largest, 1], [1e-38, -5e-39, 1e-39], [3e-42, 1e-45, 0], [2e-37, 1e-39, 0]]
         rows = np.concatenate([rows, np.array(far, f32)])
     for bits in (8, 4):
         scheme = {"bits": bits, "granularity": "token", "scale_dtype": scale_dtype}
