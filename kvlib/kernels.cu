@@ -162,25 +162,36 @@ __global__ void move_blocks(const W* __restrict__ from, W* to, const i64* from_i
 template <class T, int BITS, bool ALIGNED>
 __global__ void quantize_token(const T* __restrict__ values, u8* codes, void* scale, unsigned* lost, i64 half,
                                i64 num_runs, i64 runs_per_row, i64 run, i64 channels, i64 row_bytes) {
-  const i64 id = (i64)blockIdx.x * blockDim.y + threadIdx.y, row = id / runs_per_row, start = id % runs_per_row * run;
-  const int length = (int)min(run, channels - start), width = blockDim.x, lane = threadIdx.x;
+  constexpr int HELD = 2;
+  const i64 id = (i64)blockIdx.x * blockDim.y + threadIdx.y, row = runs_per_row > 1 ? id / runs_per_row : id;
+  const i64 start = (id - row * runs_per_row) * run;
+  const int length = (int)min(run, channels - start), width = blockDim.x, lane = threadIdx.x, stride = HELD * width;
   // A lane without work stays: a warp's shuffles need all of it.
   const int units = id < num_runs ? (length + UNIT - 1) / UNIT : 0;
   values += row * channels + start;
   codes += row * row_bytes + start * BITS / 8;
-  Unit<T> unit;
+  Unit<T> held[HELD];
   unsigned largest = 0;
-  int c = lane;
-  for (; c < units; c += width) {
-    unit.template load<ALIGNED>(values + c * UNIT, length - c * UNIT);
-    for (int i = 0; i < UNIT; ++i) largest = max(largest, magnitude(widen(unit.values[i])));
+  int first = lane;
+  for (; first < units; first += stride) {
+#pragma unroll
+    for (int k = 0, c = first; k < HELD; ++k, c += width)
+      if (c < units) held[k].template load<ALIGNED>(values + c * UNIT, length - c * UNIT);
+#pragma unroll
+    for (int k = 0; k < HELD; ++k)
+      for (int i = 0; i < UNIT; ++i)
+        if (first + k * width < units) largest = max(largest, magnitude(widen(held[k].values[i])));
   }
   for (int step = width / 2; step; step /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, step));
   const Fit<BITS> fit(largest, scale, id, half, lane == 0 && units, lost);
-  // Backwards: the last unit is still in registers, the ones before it in the cache.
-  for (c -= width; c >= 0; c -= width) {
-    if (c + width < units) unit.template load<ALIGNED>(values + c * UNIT, length - c * UNIT);
-    store_codes<BITS, ALIGNED>(codes + c * BITS, unit.template quantize<BITS>(&fit, 0), length - c * UNIT);
+  // Backwards: the last units are still in registers, the ones before them in the cache.
+  for (first -= stride; first >= 0; first -= stride) {
+#pragma unroll
+    for (int k = 0, c = first; k < HELD; ++k, c += width) {
+      if (c >= units) break;
+      if (first + stride < units) held[k].template load<ALIGNED>(values + c * UNIT, length - c * UNIT);
+      store_codes<BITS, ALIGNED>(codes + c * BITS, held[k].template quantize<BITS>(&fit, 0), length - c * UNIT);
+    }
   }
 }
 
@@ -190,15 +201,16 @@ __global__ void quantize_token(const T* __restrict__ values, u8* codes, void* sc
 enum Pass { FUSED, LARGEST, APPLY };
 template <class T, int BITS, bool ALIGNED, int PASS>
 __global__ void quantize_channel(const T* __restrict__ values, u8* codes, void* scale, unsigned* lost, i64 half,
-                                 unsigned* all_largest, i64 tokens, i64 channels, i64 run, i64 row_bytes) {
+                                 unsigned* all_largest, i64 tokens, i64 channels, i64 run, i64 row_bytes, i64 slabs,
+                                 i64 parts, i64 runs) {
   constexpr int ROWS = 16 / sizeof(T);
   __shared__ unsigned largest[THREADS * UNIT];
   __shared__ Fit<BITS> fits[THREADS];
   const int width = blockDim.x, tall = blockDim.y, columns = width * UNIT, column = threadIdx.y * width + threadIdx.x;
-  const i64 slabs = (channels + columns - 1) / columns, parts = (run + tall * ROWS - 1) / (tall * ROWS);
-  const i64 left = blockIdx.x % slabs * columns, part = blockIdx.x / slabs % parts, id = blockIdx.x / slabs / parts;
-  const i64 runs = (tokens + run - 1) / run, batch = id / runs, stop = min((id % runs + 1) * run, tokens);
-  const i64 token = id % runs * run + part * tall * ROWS + threadIdx.y, channel = left + threadIdx.x * UNIT;
+  const unsigned strip = blockIdx.x / (unsigned)slabs, id = strip / (unsigned)parts, batch = id / (unsigned)runs;
+  const i64 left = (i64)(blockIdx.x - strip * (unsigned)slabs) * columns, part = strip - id * (unsigned)parts;
+  const i64 start = (i64)(id - batch * (unsigned)runs) * run, stop = min(start + run, tokens);
+  const i64 token = start + part * tall * ROWS + threadIdx.y, channel = left + threadIdx.x * UNIT;
   const int count = (int)min(channels - channel, (i64)UNIT);
   const i64 mine = count > 0 ? (stop - token + tall - 1) / tall : 0;  // rows of this thread, ROWS at most
   values += (batch * tokens + token) * channels + channel;
@@ -217,7 +229,7 @@ __global__ void quantize_channel(const T* __restrict__ values, u8* codes, void* 
     __syncthreads();
   }
   if (column < columns && left + column < channels) {
-    const i64 group = id * channels + left + column;
+    const i64 group = (i64)id * channels + left + column;
     unsigned most = PASS == APPLY ? all_largest[group] : 0;
     if (PASS != APPLY)
       for (int row = 0; row < tall; ++row) most = max(most, largest[row * columns + column]);
@@ -235,7 +247,8 @@ __global__ void quantize_channel(const T* __restrict__ values, u8* codes, void* 
 }
 
 // Read codes back, out = code * scale: rows of [blocks, slots, heads, channels], whose first three have any strides.
-// A row of the output is slot row % slots of place row / slots; a table says which block stands there.
+// A row of the output is slot row % slots of place row / slots; a table says which block stands there. A scale belongs to
+// run_slots slots and run_channels channels: one, or a multiple of a unit.
 template <class T, int BITS, bool ALIGNED>
 __global__ void dequantize(const u8* __restrict__ codes, const void* __restrict__ scale, T* out, const i64* table,
                            i64 half, i64 rows, i64 slots, i64 heads, i64 channels, i64 run_slots, i64 run_channels,
@@ -256,8 +269,10 @@ __global__ void dequantize(const u8* __restrict__ codes, const void* __restrict_
     if (row >= rows) break;
     const i64 block = table ? table[row / slots] : row / slots;
     held[k] = load_codes<BITS, ALIGNED>(codes + block * code_block + slot * code_slot, count);
-    at[k] = block * scale_block + (run_slots == 1 ? slot : slot / run_slots) * scale_slot + head * scale_head;
+    at[k] = block * scale_block + (run_slots == 1 ? slot : slot / run_slots) * scale_slot + head * scale_head
+            + channel / run_channels;
   }
+  const bool own = run_channels == 1;  // a scale for every channel; else one for the unit
   float factors[UNIT];
 #pragma unroll
   for (int k = 0; k < HELD; ++k) {
@@ -265,14 +280,14 @@ __global__ void dequantize(const u8* __restrict__ codes, const void* __restrict_
     if (row >= rows) return;
     if (k == 0 || at[k] != at[k - 1])
       for (int i = 0; i < UNIT; ++i)
-        if (i == 0 || run_channels % UNIT == 0) factors[i] = i ? factors[0] : load_scale(scale, at[k] + channel / run_channels, half);
-        else if (i < count) factors[i] = load_scale(scale, at[k] + (channel + i) / run_channels, half);
+        factors[i] = i && (!own || i >= count) ? factors[0] : load_scale(scale, at[k] + i, half);
+    // Bits below the mantissa of 2**23 are an integer without a conversion. Whole bytes are made to count from 0 first.
+    const u64 codes_from_0 = BITS == 8 ? held[k] ^ 0x8080808080808080 : held[k];
     alignas(16) T values[UNIT];
 #pragma unroll
     for (int i = 0; i < UNIT; ++i) {
-      // A byte under the mantissa of 2**23 is an integer without a conversion; its sign bit is flipped to count from 0.
-      const unsigned code = (unsigned)(held[k] >> BITS * i) & ((1u << BITS) - 1);
-      const float steps = __uint_as_float(0x4b000000 | (BITS == 8 ? code ^ 128 : code)) - (8388608.f + (1 << (BITS - 1)));
+      const unsigned code = (unsigned)(codes_from_0 >> BITS * i) & ((1u << BITS) - 1);
+      const float steps = __uint_as_float(0x4b000000 | code) - (8388608.f + (1 << (BITS - 1)));
       put(values + i, multiply(steps, factors[i]));
     }
     copy_unit<ALIGNED>(out + (row * heads + head) * channels + channel, values, count);

@@ -464,7 +464,7 @@ def _launch_quantize(values, packed, scale, qt):
     (_, tokens, channels), (run_t, run_c) = qt._flat, qt._tile
     num_runs, is_split = math.prod(qt._grid), qt._grid[2] > 1
     has_kernel = qt.dtype in _IN_CUDA and qt.zero is None and qt.granularity != "tensor"
-    has_kernel = has_kernel and not isinstance(values, np.ndarray)
+    has_kernel = has_kernel and values.size and not isinstance(values, np.ndarray)
     if not has_kernel or (is_split and run_c * qt.bits % 8 and qt.granularity == "token"):
         return False
     xp = array_module(values)
@@ -476,7 +476,7 @@ def _launch_quantize(values, packed, scale, qt):
     half, units = scale.dtype == np.float16, _ceil(channels, _UNIT)
     arguments = values, packed, scale, lost, int(half)
     if qt.granularity == "token":
-        width = _width(_ceil(run_c, _UNIT))
+        width = _width(_ceil(run_c, 2 * _UNIT))
         arguments += num_runs, qt._grid[2], run_c, channels, packed.shape[2]
         launch(f"quantize_token{kind}>", _ceil(num_runs, THREADS // width), arguments, width=width)
     else:
@@ -484,8 +484,9 @@ def _launch_quantize(values, packed, scale, qt):
         width = next((w for w in held if w <= units and run_t <= held[w]), _width(units))
         parts = _ceil(run_t, held[width])
         largest = xp.zeros(qt._grid, np.uint32) if parts > 1 else None
-        arguments += largest, tokens, channels, run_t, packed.shape[2]
-        num_blocks = num_runs // channels * parts * _ceil(units, width)
+        slabs, runs = _ceil(units, width), qt._grid[1]
+        arguments += largest, tokens, channels, run_t, packed.shape[2], slabs, parts, runs
+        num_blocks = qt._grid[0] * runs * parts * slabs
         for step in ("LARGEST", "APPLY") if parts > 1 else ("FUSED",):
             launch(f"quantize_channel{kind}, {step}>", num_blocks, arguments, width=width)
     return not int(lost[0])
@@ -495,13 +496,16 @@ def _launch_dequantize(codes, scale, out, qt, table=None):
     """Read codes and scales [blocks, slots, heads, .] back by a kernel, unless there is none."""
     contiguous = codes.strides[3] == 1 and scale.strides[3] == scale.itemsize
     contiguous = contiguous and out.flags.c_contiguous
-    if isinstance(codes, np.ndarray) or qt.zero or out.dtype not in _IN_CUDA or not contiguous:
+    has_kernel = contiguous and not qt.zero and out.dtype in _IN_CUDA and qt._flat[2]
+    if isinstance(codes, np.ndarray) or not has_kernel:
         return False
     (_, slots, heads, _), channels = codes.shape, qt._flat[2]
     units = _ceil(channels, _UNIT)
+    run_c = qt._tile[1] if qt._grid[2] > 1 else units * _UNIT
+    if run_c > 1 and run_c % _UNIT:
+        return False
     aligned = not channels % _UNIT and _is_aligned(qt.bits, codes) and not out.data.ptr % 16
     rows, width = out.size // (heads * channels), _width(heads * units)
-    run_c = qt._tile[1] if qt._grid[2] > 1 else units * _UNIT
     num_blocks = _ceil(rows, THREADS // width * 4) * _ceil(heads * units, width)
     strides = *codes.strides[:3], *(stride // scale.itemsize for stride in scale.strides[:3])
     arguments = codes, scale, out, table, int(scale.dtype == np.float16), rows, slots, heads
