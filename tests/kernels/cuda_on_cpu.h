@@ -104,10 +104,10 @@ static bool release() {
 }
 
 static int run(void (*one)(const void*, void**), const void* function, void** values, const unsigned* grid,
-               const unsigned* block, unsigned order, char* message) {
+               const unsigned* block, unsigned order, char* message) {  // grid: how many blocks, and the first one
   run_one = one, kernel = function, arguments = values;
   const unsigned count = block[0] * block[1];
-  gridDim = {grid[0], 1, 1}, blockDim = {block[0], block[1], 1};
+  gridDim = {grid[0] + grid[1], 1, 1}, blockDim = {block[0], block[1], 1};
   if (fibers.size() != count) fibers = std::vector<Fiber>(count);
   static std::vector<char> alternate(STACK_BYTES);
   stack_t stack{}, old_stack;
@@ -120,7 +120,7 @@ static int run(void (*one)(const void*, void**), const void* function, void** va
   std::mt19937 random(order);
   std::vector<unsigned> turns(count), blocks(grid[0]);
   for (unsigned i = 0; i < count; ++i) turns[i] = order == 1 ? count - 1 - i : i;
-  for (unsigned i = 0; i < grid[0]; ++i) blocks[i] = order == 1 ? grid[0] - 1 - i : i;
+  for (unsigned i = 0; i < grid[0]; ++i) blocks[i] = grid[1] + (order == 1 ? grid[0] - 1 - i : i);
   if (order > 1) std::shuffle(blocks.begin(), blocks.end(), random);
   error[0] = 0;
   if (!sigsetjmp(rescue, 1))

@@ -140,11 +140,12 @@ class Simulator:
         self.order, self.at_end = order, order % 2 == 0
         self.source = source or SOURCE.read_text()
         self.all_names, self.memory, self.launched = tuple(all_names), [], []
+        self.filled, self.first_block = True, 0
 
     def allocate(self, num_bytes):
         import cupy
 
-        memory = Guarded(num_bytes, self.at_end)
+        memory = Guarded(num_bytes, self.at_end, self.filled)
         self.memory.append(memory)
         unowned = cupy.cuda.UnownedMemory(memory.pointer, num_bytes, memory, device_id=0)
         return cupy.cuda.MemoryPointer(unowned, 0)
@@ -158,7 +159,7 @@ class Simulator:
         def run(grid, block, arguments):
             assert len(arguments) == len(kinds), f"{name}: {len(arguments)} arguments"
             assert block[0] * block[1] == backend.THREADS
-            assert 0 < grid[0] < 2**31
+            assert 0 <= self.first_block < grid[0] < 2**31
             values = []
             for position, (kind, value) in enumerate(zip(kinds, arguments, strict=True)):
                 at = f"{name}, argument {position}: {getattr(value, 'dtype', value)}"
@@ -174,9 +175,8 @@ class Simulator:
             pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
             message, dims = ctypes.create_string_buffer(400), ctypes.c_uint * 2
             self.launched.append(name)
-            failed = function(
-                pointers, dims(grid[0], 1), dims(*block), ctypes.c_uint(self.order), message
-            )
+            blocks = dims(grid[0] - self.first_block, self.first_block)
+            failed = function(pointers, blocks, dims(*block), ctypes.c_uint(self.order), message)
             if failed:
                 raise RuntimeError(f"{name}: {message.value.decode()}")
             for memory in self.memory:

@@ -79,7 +79,9 @@ def test_quantize_and_back(device, shape, scheme, kernel, dtype, bits):
     assert dequantize(got, out=out) is out
     np.testing.assert_array_equal(device.back(out), dequantize(expected, out=np.zeros(shape, f16)))
     if launched is not None and values.size:
-        assert sum(name.startswith("dequantize") for name in launched) == 2
+        # Groups that end inside a unit are read back by CuPy's own array code.
+        num_launches = 0 if scheme.get("group_size") == 20 else 2
+        assert sum(name.startswith("dequantize") for name in launched) == num_launches
 
 
 @pytest.mark.parametrize("granularity", ["token", "channel"])
@@ -89,6 +91,22 @@ def test_views_are_quantized_like_copies(device, granularity):
     for view in (lambda a: a[1], lambda a: a[0, 1:, :, 1], lambda a: a[0, :, :, :, 3:11]):
         expected = quantize(view(both), granularity=granularity)
         same(device, quantize(view(moved), granularity=granularity), expected)
+
+
+@pytest.mark.parametrize("dtype", [f16, f32, np.float64])
+@pytest.mark.parametrize("zero", [None, "point", "minimum"])
+def test_what_has_no_kernel_is_array_code_on_the_same_side(device, dtype, zero):
+    values = values_of((2, 9, 12), dtype)
+    for granularity in ("token", "channel", "tensor"):
+        scheme = {"symmetric": zero is None, "zero": zero or "point", "granularity": granularity}
+        expected = quantize(values, **scheme)
+        got = quantize(device.to_device(values), **scheme)
+        same(device, got, expected)
+        out = np.zeros(values.shape, np.float64)
+        back = dequantize(got, out=device.to_device(out))
+        np.testing.assert_array_equal(device.back(back), dequantize(expected, out=out))
+    if zero and hasattr(device, "launched"):
+        assert not device.launched
 
 
 @pytest.mark.parametrize("scale_dtype", ["float32", "float16"])
@@ -195,7 +213,7 @@ def test_blocks_of_a_view_are_moved_where_they_lie(device):
     "scheme",
     [
         {"granularity": "token"},
-        {"granularity": "token", "group_size": 4},
+        {"granularity": "token", "group_size": 8},
         {"granularity": "channel"},
         {"granularity": "channel", "group_size": 3, "scale_dtype": "float16"},
     ],
