@@ -57,6 +57,10 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
+class KernelFault(AssertionError):
+    """What a kernel did that a GPU would punish, or not even notice."""
+
+
 class Guarded:
     """Memory between two guard pages; bytes between the array and a guard must stay as they are."""
 
@@ -77,7 +81,7 @@ class Guarded:
     def check(self):
         for start, count in self._slacks if self.filled else ():
             if ctypes.string_at(start, count) != bytes([FILL]) * count:
-                raise RuntimeError("a kernel wrote beside an array")
+                raise KernelFault("a kernel wrote beside an array")
 
     def __del__(self):
         _libc.munmap(self.base, self.length)
@@ -165,7 +169,7 @@ class Simulator:
                 at = f"{name}, argument {position}: {getattr(value, 'dtype', value)}"
                 if kind is None:
                     assert type(value) is int, at
-                elif hasattr(value, "data"):
+                elif _is_cupy(value):
                     assert kind in (0, value.itemsize) or name.startswith("move_blocks"), at
                     # Packed codes travel as bytes, whatever the kernel calls them.
                     value = value.data.ptr
@@ -178,7 +182,7 @@ class Simulator:
             blocks = dims(grid[0] - self.first_block, self.first_block)
             failed = function(pointers, blocks, dims(*block), ctypes.c_uint(self.order), message)
             if failed:
-                raise RuntimeError(f"{name}: {message.value.decode()}")
+                raise KernelFault(f"{name}: {message.value.decode()}")
             for memory in self.memory:
                 memory.check()
 
@@ -231,6 +235,11 @@ class Simulator:
             result = function(*map(_host, arguments), **{k: _host(v) for k, v in named.items()})
             if out is not None:
                 return out
+            for argument in filter(_is_cupy, arguments):  # what NumPy returned as it was
+                if isinstance(result, np.ndarray) and argument.data.ptr == result.ctypes.data:
+                    kinds = [(a.shape, a.strides, a.dtype) for a in (argument, result)]
+                    if kinds[0] == kinds[1]:
+                        return argument
             return self.to_device(result) if isinstance(result, np.ndarray | np.generic) else result
 
         return call
@@ -246,7 +255,7 @@ class Simulator:
 
     def _get(self, get, array, where):
         parts = where if isinstance(where, tuple) else (where,)
-        if any(hasattr(part, "shape") for part in parts):
+        if any(map(_is_cupy, parts)) or any(isinstance(part, np.ndarray | list) for part in parts):
             return self.to_device(to_host(array)[_host(where)])
         return get(array, where)
 
@@ -278,10 +287,14 @@ def to_host(array):
     return np.ndarray(array.shape, array.dtype, flat.data if num_bytes else None, 0, array.strides)
 
 
+def _is_cupy(value):
+    return hasattr(getattr(value, "data", None), "ptr")
+
+
 def _host(value):
     if isinstance(value, list | tuple):
         return type(value)(map(_host, value))
-    return to_host(value) if hasattr(value, "data") and hasattr(value.data, "ptr") else value
+    return to_host(value) if _is_cupy(value) else value
 
 
 def _put(array, where, value):

@@ -32,15 +32,18 @@ def reserved(simulated, shape, dtype):
     return array
 
 
-def test_blocks_beyond_four_gigabytes(simulated):
-    # 32 KiB a block: block 2**18 starts at element 2**32, so 32 bits would lead to block 0.
-    pool = reserved(simulated, (2**18 + 3, 16, 8, 128), np.float16)
-    values = np.random.default_rng(0).standard_normal((40, 8, 128)).astype(np.float16)
+@pytest.mark.parametrize(
+    ("inner", "dtype"), [((16, 8, 128), np.float16), ((15, 7, 127), np.int8)], ids=["16", "1"]
+)
+def test_blocks_beyond_two_gigabytes(simulated, inner, dtype):
+    # Moved by 16 and by single bytes; 2**18 blocks are more than 2**31 of either.
+    pool, count = reserved(simulated, (2**18 + 3, *inner), dtype), 2 * inner[0] + 5
+    values = np.random.default_rng(0).integers(1, 99, (count, *inner[1:])).astype(dtype)
     table = [2**18 + 1, 2**17 + 2, 2**16]
     write_tokens(pool, table, 3, simulated.to_device(values))
-    np.testing.assert_array_equal(to_host(gather_kv(pool, table, 43))[3:], values)
+    np.testing.assert_array_equal(to_host(gather_kv(pool, table, count + 3))[3:], values)
     copy_blocks(pool, [table[0]], [2**18 + 2])
-    np.testing.assert_array_equal(to_host(pool)[2**18 + 2, 3:], values[:13])
+    np.testing.assert_array_equal(to_host(pool)[2**18 + 2, 3:], values[: inner[0] - 3])
     assert not to_host(pool)[:3].any()
 
 
