@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -208,26 +208,23 @@ def _check(xp, call, expected, needed, copy_rate):
     del got
     if xp is np:
         return row
-    for name, guard in (("fused", ExitStack()), ("array_code", _array_code())):
-        with guard:
-            seconds = _median_seconds(xp, call, 20 if name == "fused" else 5)
+    for name, way, repeat in (("fused", nullcontext, 20), ("array_code", _array_code, 5)):
+        with way():
+            seconds = _median_seconds(xp, call, repeat)
         row[f"{name}_ms"] = seconds * 1e3
         row[f"{name}_percent_of_copy"] = 100 * needed / seconds / copy_rate
     _free(xp)
     return row
 
 
+@contextmanager
 def _array_code():
     """Make every call take the way it takes where there is no kernel."""
-    stack = ExitStack()
-    for module, name in (
-        (quantization, "_launch_quantize"),
-        (quantization, "_launch_dequantize"),
-        (gather, "_launch_dequantize"),
-        (gather, "_launch_move"),
-    ):
-        stack.enter_context(mock.patch.object(module, name, return_value=False))
-    return stack
+    ways = [(module, "_launch_dequantize") for module in (quantization, gather)]
+    with ExitStack() as stack:
+        for module, name in (*ways, (quantization, "_launch_quantize"), (gather, "_launch_move")):
+            stack.enter_context(mock.patch.object(module, name, return_value=False))
+        yield
 
 
 def _median_seconds(xp, call, repeat=20):

@@ -39,10 +39,21 @@ ALL_NAMES = (
         )
     ),
 )
-METHODS = ("all", "any", "argmax", "astype", "clip", "max", "min", "sum", "tolist")
+METHODS = ("all", "any", "argmax", "astype", "clip", "copy", "max", "min", "sum", "tolist")
 FUNCTIONS = (
     *("arange", "argwhere", "asarray", "ascontiguousarray", "bincount", "concatenate", "divide"),
-    *("isfinite", "maximum", "minimum", "pad", "rint", "subtract", "where", "zeros"),
+    *(
+        "isfinite",
+        "maximum",
+        "minimum",
+        "pad",
+        "rint",
+        "subtract",
+        "tile",
+        "where",
+        "zeros",
+        "zeros_like",
+    ),
 )
 OPERATORS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"),

@@ -9,9 +9,10 @@ from tests.kernels.conftest import missing, require_cupy
 from tests.kernels.simulator import ALL_NAMES, SOURCE
 
 CUPY_ADDS = ("-ftz=true", "--device-as-default-execution-space")
-MOST_REGISTERS = 96  # two blocks of 256 threads of the hungriest kernel fit on a multiprocessor
+# Four blocks of 256 threads fit on a multiprocessor, two where rows are not aligned.
+MOST_REGISTERS = {True: 64, False: 128}
 # Compiling takes most of this folder's time: everything once, elsewhere what most calls run.
-ALL = [name for name in ALL_NAMES if ", 2, " not in name]
+ALL = [name for name in ALL_NAMES if ", 2, " not in name and not re.search("float.*false", name)]
 COMMON = ["move_blocks<uint4>", "move_blocks<u8>", "quantize_token<u16, 8, false>"]
 COMMON += [name for name in ALL if re.search(r"<(u16, [84]|float, 8), true", name)]
 NAMES = {"80": COMMON, "90": ALL, "100": COMMON, "120": COMMON}
@@ -56,9 +57,6 @@ def build(source, arch, names):
 def inspect(built):
     """Assert what must hold for every kernel."""
     for name, (stack, stores, loads, registers, ptx) in built.items():
-        assert not stores + loads, f"{name}: {stores} + {loads} bytes spilled"
-        assert not stack, f"{name}: a stack frame of {stack} bytes"
-        assert registers <= MOST_REGISTERS, f"{name}: {registers} registers"
         given = re.search(r"<(u16|float|uint4)(?:, (\d), true)?", name)
         if name.startswith("quantize") and ", true" in name:
             assert re.search(r"ld\.global(\.nc)?\.v[24]", ptx), f"{name}: no vector loads"
@@ -69,6 +67,9 @@ def inspect(built):
         if name == "move_blocks<uint4>":
             assert re.search(r"ld\.global(\.nc)?\.v4", ptx), f"{name}: no vector loads"
             assert re.search(r"st\.global\.v4", ptx), f"{name}: no vector stores"
+        assert not stores + loads, f"{name}: {stores} + {loads} bytes spilled"
+        assert not stack, f"{name}: a stack frame of {stack} bytes"
+        assert registers <= MOST_REGISTERS["false" not in name], f"{name}: {registers} registers"
 
 
 @pytest.mark.parametrize("arch", NAMES)
