@@ -200,10 +200,10 @@ __global__ void quantize_token(const T* __restrict__ values, u8* codes, void* sc
 // a run (LARGEST), then applied (APPLY).
 enum Pass { FUSED, LARGEST, APPLY };
 template <class T, int BITS, bool ALIGNED, int PASS>
-__global__ void quantize_channel(const T* __restrict__ values, u8* codes, void* scale, unsigned* lost, i64 half,
-                                 unsigned* all_largest, i64 tokens, i64 channels, i64 run, i64 row_bytes, i64 slabs,
-                                 i64 parts, i64 runs) {
-  constexpr int ROWS = 16 / sizeof(T);
+__global__ void __launch_bounds__(THREADS, ALIGNED ? 4 : 2)
+quantize_channel(const T* __restrict__ values, u8* codes, void* scale, unsigned* lost, i64 half, unsigned* all_largest,
+                 i64 tokens, i64 channels, i64 run, i64 row_bytes, i64 slabs, i64 parts, i64 runs) {
+  constexpr int ROWS = 8 / sizeof(T);
   __shared__ unsigned largest[THREADS * UNIT];
   __shared__ Fit<BITS> fits[THREADS];
   const int width = blockDim.x, tall = blockDim.y, columns = width * UNIT, column = threadIdx.y * width + threadIdx.x;

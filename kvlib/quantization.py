@@ -480,7 +480,7 @@ def _launch_quantize(values, packed, scale, qt):
         arguments += num_runs, qt._grid[2], run_c, channels, packed.shape[2]
         launch(f"quantize_token{kind}>", _ceil(num_runs, THREADS // width), arguments, width=width)
     else:
-        held = {w: THREADS // w * (16 // values.itemsize) for w in (_width(units), 16, 8)}
+        held = {w: THREADS // w * (8 // values.itemsize) for w in (_width(units), 16, 8)}
         width = next((w for w in held if w <= units and run_t <= held[w]), _width(units))
         parts = _ceil(run_t, held[width])
         largest = xp.zeros(qt._grid, np.uint32) if parts > 1 else None

@@ -19,6 +19,7 @@
 #define __global__
 #define __device__
 #define __restrict__
+#define __launch_bounds__(...)
 using std::max;
 using std::min;
 struct alignas(16) uint4 { unsigned x, y, z, w; };

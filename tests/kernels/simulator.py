@@ -133,7 +133,8 @@ def _shared(declaration):
 def _parameters(source, name):
     """Return the kinds of a kernel's parameters: bytes of what a pointer points to, or None."""
     template, _, given = name.rstrip(">").partition("<")
-    found = re.search(rf"template <([^>]*)>\n__global__ void {template}\((.*?)\) {{", source, re.S)
+    head = rf"template <([^>]*)>\n__global__ void [^{{]*?{template}"
+    found = re.search(rf"{head}\((.*?)\) {{", source, re.DOTALL)
     formal = [part.split()[-1] for part in found[1].split(",")]
     actual = dict(zip(formal, given.split(", "), strict=True))
     kinds = []

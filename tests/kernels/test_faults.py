@@ -148,7 +148,7 @@ CHANNEL, BACK = "quantize_channel<u16, 8, true, LARGEST>", "dequantize<u16, 8, t
     ("name", "old", "new", "words"),
     [
         (CHANNEL, VECTORS.format("ALIGNED"), VECTORS.format("false"), "no vector loads"),
-        (CHANNEL, "ROWS = 16 / sizeof(T)", "ROWS = 48 / sizeof(T)", "registers|spilled"),
+        (CHANNEL, "ROWS = 8 / sizeof(T)", "ROWS = 32 / sizeof(T)", "registers|spilled"),
         (BACK, "factors[i] =", "factors[i & at[0]] =", "a stack frame of"),
         (BACK, "BITS == 8 ? held", "BITS == eight ? held", '"eight" is undefined'),
     ],
