@@ -8,10 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <algorithm>
 #include <cmath>
-#include <random>
-#include <tuple>
 #include <utility>
 #include <vector>
 #include <ucontext.h>
@@ -104,6 +101,14 @@ static bool release() {
   return any;
 }
 
+static void shuffle(std::vector<unsigned>& items) {
+  static unsigned random = 1;
+  for (size_t i = items.size(); i > 1; --i) {
+    random = random * 1664525u + 1013904223u;
+    std::swap(items[i - 1], items[(random >> 8) % i]);
+  }
+}
+
 static int run(void (*one)(const void*, void**), const void* function, void** values, const unsigned* grid,
                const unsigned* block, unsigned order, char* message) {  // grid: how many blocks, and the first one
   run_one = one, kernel = function, arguments = values;
@@ -118,11 +123,10 @@ static int run(void (*one)(const void*, void**), const void* function, void** va
   struct sigaction action{}, old[3];
   action.sa_sigaction = on_fault, action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   for (int i = 0; i < 3; ++i) sigaction(signals[i], &action, &old[i]);
-  std::mt19937 random(order);
   std::vector<unsigned> turns(count), blocks(grid[0]);
   for (unsigned i = 0; i < count; ++i) turns[i] = order == 1 ? count - 1 - i : i;
   for (unsigned i = 0; i < grid[0]; ++i) blocks[i] = grid[1] + (order == 1 ? grid[0] - 1 - i : i);
-  if (order > 1) std::shuffle(blocks.begin(), blocks.end(), random);
+  if (order > 1) shuffle(blocks);
   error[0] = 0;
   if (!sigsetjmp(rescue, 1))
     for (unsigned b : blocks) {
@@ -137,15 +141,15 @@ static int run(void (*one)(const void*, void**), const void* function, void** va
         makecontext(&fiber.start, enter, 0);
       }
       for (bool over = false; !over && !error[0];) {
-        if (order > 1) std::shuffle(turns.begin(), turns.end(), random);
+        if (order > 1) shuffle(turns);
         for (unsigned i : turns)
           if (fibers[i].state == READY) resume(i);
-        over = std::all_of(fibers.begin(), fibers.end(), [](Fiber& f) { return f.state == DONE; });
+        over = true;
+        int line = 0;
+        for (Fiber& fiber : fibers)
+          if (fiber.state != DONE) over = false, line = max(line, fiber.line);
         if (!over && !release())
-          snprintf(error, sizeof error, "block %u: not all threads reach the barrier of line %d", b,
-                   std::max_element(fibers.begin(), fibers.end(), [](Fiber& f, Fiber& g) {
-                     return (f.state == DONE ? 0 : f.line) < (g.state == DONE ? 0 : g.line);
-                   })->line);
+          snprintf(error, sizeof error, "block %u: not all threads reach the barrier of line %d", b, line);
       }
       if (error[0]) break;
     }
