@@ -28,8 +28,9 @@ Three things to know before choosing:
 
 `_definition` states the rules for one group. What runs is `_quantize_rows`: the same arithmetic for
 many groups at once, in chunks that stay in a CPU core's cache and in buffers that every chunk uses
-again. On a GPU `_launch_quantize` and `_launch_dequantize` run symmetric float16 and float32 by the
-kernels of kernels.cu, and CuPy the rest as one chunk. All agree bit for bit.
+again. CuPy arrays that are symmetric and float16 or float32 go to the kernels of kernels.cu, by
+`_launch_quantize` and `_launch_dequantize`; the rest is one chunk of CuPy's array code. All agree
+bit for bit, but that CuPy's array code takes float32 denormals for zeros. The kernels do not.
 """
 
 import math
