@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 FIRST  := $(firstword $(wildcard notebooks/00_*.ipynb notebooks/01_*.ipynb))
+EXTRAS ?= lab,test
 CHAPTERS := $(wildcard notebooks/[0-9]*.ipynb)
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install
 
@@ -24,7 +25,7 @@ $(READY): pyproject.toml
 	  { echo "Python 3.11 or newer is needed. Use: make lab PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2/3 installing JupyterLab, NumPy, ipywidgets, matplotlib and the test tools"
-	@$(PIP) -e '.[lab,test]'
+	@$(PIP) -e '.[$(EXTRAS)]'
 	@echo "3/3 checking the installation"
 	@$(BIN)/python -c 'import kvlib.figures, kvlib.panel, jupyterlab'
 	@touch $(READY)

@@ -2,8 +2,12 @@
 
 import functools
 import sys
+from pathlib import Path
 
 import numpy as np
+
+THREADS = 256  # threads of a CUDA block, as in kernels.cu
+OPTIONS = ("--std=c++17", "--fmad=false")  # no fused multiply-add: NumPy rounds twice, so do we
 
 
 def array_module(*arrays):
@@ -126,3 +130,33 @@ def wait(xp):
     """
     if xp is not np:
         xp.cuda.Device().synchronize()
+
+
+def launch(name, num_blocks, arguments, width=THREADS):
+    """Run a kernel of kernels.cu on the GPU that holds its arrays.
+
+    Parameters
+    ----------
+    name : str
+        A kernel with its template arguments, such as ``'move_blocks<uint4>'``.
+    num_blocks : int
+        CUDA blocks; none: nothing is run.
+    arguments : tuple
+        CuPy arrays (the first one at least), ints, and None for no array.
+    width : int, optional
+        Threads along a row, a power of two of at most `THREADS`.
+    """
+    if num_blocks:
+        with arguments[0].device as device:
+            kernel, shape = _kernel(name, device.id), (width, THREADS // width)
+            kernel((num_blocks,), shape, tuple(0 if a is None else a for a in arguments))
+
+
+@functools.cache
+def _kernel(name, device_id):
+    """Compile one kernel for one device; CuPy keeps the result on disk."""
+    import cupy
+
+    code = Path(__file__).with_name("kernels.cu").read_text(encoding="utf-8")
+    module = cupy.RawModule(code=code, options=OPTIONS, name_expressions=[name])
+    return module.get_function(name)

@@ -17,10 +17,19 @@ from dataclasses import replace
 import numpy as np
 
 from kvlib._validate import one_of, real, whole
-from kvlib.backend import array_module
-from kvlib.quantization import _FLOATS, QuantizedTensor, _check_out, dequantize, quantize
+from kvlib.backend import THREADS, array_module, launch
+from kvlib.quantization import (
+    _FLOATS,
+    QuantizedTensor,
+    _check_out,
+    _launch_dequantize,
+    dequantize,
+    quantize,
+)
 
 _CHUNK_BYTES = 1024 * 1024  # of values read back at a time: they stay in a CPU core's cache
+
+_WORDS = {16: "uint4", 8: "u64", 4: "unsigned", 2: "u16", 1: "u8"}  # names in kernels.cu
 
 
 def gather_kv(pool_array, block_table, num_tokens, out=None):
@@ -65,6 +74,8 @@ def gather_kv(pool_array, block_table, num_tokens, out=None):
     _check_out(out, shape, (pool.dtype,))
     out = xp.empty(shape, pool.dtype) if out is None else out
     _check_places(pool, out)
+    if _launch_move(pool, pool, out, table, None, 0, num_tokens):
+        return out
     num_full, rest = divmod(num_tokens, pool.shape[1])
     full = out[: num_tokens - rest].reshape(num_full, *pool.shape[1:])
     if xp is np and pool.flags.c_contiguous:
@@ -109,13 +120,16 @@ def gather_dequantize(pool, block_table, num_tokens, out=None):
     array([[-254.,    2.],
            [ 127.,    1.]], dtype=float32)
     """
-    _check_pool("pool", pool, quantized=True)
+    _check_pool("pool", pool, True)
     xp = array_module(pool.data, block_table, out)
     table, num_tokens = _used(xp, block_table, num_tokens, pool.shape)
     shape = (num_tokens, *pool.shape[2:])
     _check_out(out, shape, _FLOATS)
     out = xp.empty(shape, np.float32) if out is None else out
     _check_places(pool.data, out)
+    is_usual = len(pool.shape) == 4 and pool.axis == 3
+    if is_usual and _launch_dequantize(pool.data.view(np.uint8), pool.scale, out, pool, table):
+        return out
     num_full, rest = divmod(num_tokens, pool.shape[1])
     full = out[: num_tokens - rest].reshape(num_full, *pool.shape[1:])
     step = (
@@ -160,12 +174,10 @@ def write_tokens(pool, block_table, first_token, values):
     [[8, 0], [0, 0], [0, 0], [0, 7]]
     """
     is_quantized = isinstance(pool, QuantizedTensor)
-    _check_pool("pool", pool, quantized=is_quantized)
+    _check_pool("pool", pool, is_quantized)
     if is_quantized and pool.granularity != "token":
-        step = "Use granularity='token', or quantize whole blocks and copy them."
-        raise ValueError(
-            f"pool.granularity={pool.granularity!r}; tokens must not share scales. {step}"
-        )
+        rule = "tokens must not share scales. Use granularity='token', or write whole blocks."
+        raise ValueError(f"pool.granularity={pool.granularity!r}; {rule}")
     xp = array_module(*_arrays(pool), block_table, values)
     if not isinstance(values, xp.ndarray) or values.dtype != pool.dtype:
         given = f"values={type(values).__name__} of {getattr(values, 'dtype', None)}"
@@ -178,19 +190,22 @@ def write_tokens(pool, block_table, first_token, values):
     _distinct(xp, "block_table", table, pool.shape[0])
     _check_places(_arrays(pool)[0], values)
     if is_quantized:
-        values = quantize(
-            values, bits=pool.bits, symmetric=pool.zero is None, granularity="token",
-            group_size=pool.group_size, axis=pool.axis - 1, token_axis=0, zero=pool.zero or "point",
-            scale_dtype=pool.scale_dtype.name,
-        )  # fmt: skip
+        kept = {name: getattr(pool, name) for name in ("bits", "group_size", "granularity")}
+        kept |= {"symmetric": not pool.zero, "zero": pool.zero or "point", "token_axis": 0}
+        kept |= {"axis": pool.axis - 1, "scale_dtype": pool.scale_dtype.name}
+        values = quantize(values, **kept)
         if pool.zero and values.zero_point.dtype != pool.zero_point.dtype:
-            widest = int(abs(values.zero_point).max())
-            rule = f"the pool's are {pool.zero_point.dtype}"
+            widest, rule = (
+                int(abs(values.zero_point).max()),
+                f"the pool's are {pool.zero_point.dtype}",
+            )
             raise ValueError(f"zero_point={widest}; {rule}. Use zero='minimum'.")
-    slots = xp.arange(first, first + values.shape[0])
-    where = table[slots // block_size - first // block_size], slots % block_size
+    low = first % block_size
+    slots = xp.arange(low, low + values.shape[0])
+    where = table[slots // block_size], slots % block_size
     for stored, new in zip(_arrays(pool), _arrays(values), strict=True):
-        stored[where] = new
+        if not _launch_move(stored, new, stored, None, table, low, low + len(new)):
+            stored[where] = new
 
 
 def copy_blocks(pool, sources, targets):
@@ -216,22 +231,36 @@ def copy_blocks(pool, sources, targets):
     >>> pool.tolist()
     [[0, 1], [2, 3], [0, 1], [0, 1]]
     """
-    _check_pool("pool", pool, quantized=isinstance(pool, QuantizedTensor))
+    _check_pool("pool", pool, isinstance(pool, QuantizedTensor))
     xp = array_module(*_arrays(pool), sources, targets)
-    sources, targets = (
-        _ids(xp, name, ids, pool.shape[0])
-        for name, ids in (("sources", sources), ("targets", targets))
-    )
+    sources = _ids(xp, "sources", sources, pool.shape[0])
+    targets = _ids(xp, "targets", targets, pool.shape[0])
     if len(sources) != len(targets):
-        raise ValueError(
-            f"len(targets)={len(targets)}; {len(sources)} sources need as many. Pass pairs."
-        )
+        rule = f"{len(sources)} sources need as many"
+        raise ValueError(f"len(targets)={len(targets)}; {rule}. Pass pairs.")
     is_target = _distinct(xp, "targets", targets, pool.shape[0])
     if is_target[sources].any():
         both = int(sources[is_target[sources]][0])
         raise ValueError(f"sources={both}; this block is a target too. Copy in two calls.")
     for array in _arrays(pool):
-        array[targets] = array[sources]
+        num_slots = len(sources) * array.shape[1]
+        if not _launch_move(array, array, array, sources, targets, 0, num_slots):
+            array[targets] = array[sources]
+
+
+def _launch_move(pool, source, target, source_ids, target_ids, low, high):
+    """Move tokens `low` to `high` of a row of blocks by a kernel, unless there is none."""
+    row = source if target_ids is not None else target
+    contiguous = pool[0].flags.c_contiguous and (row is pool or row.flags.c_contiguous)
+    if isinstance(pool, np.ndarray) or not contiguous:
+        return False
+    token_bytes, stride = pool[0, :1].nbytes, pool.strides[0]
+    word = math.gcd(16, token_bytes, stride, source.data.ptr, target.data.ptr)
+    low, high, block = (n * token_bytes // word for n in (low, high, pool.shape[1]))
+    arguments = source, target, source_ids, target_ids, stride // word, stride // word, block
+    num_blocks = -(-(high - low) // (4 * THREADS))
+    launch(f"move_blocks<{_WORDS[word]}>", num_blocks, (*arguments, low, high))
+    return True
 
 
 # How often the stored bytes move, and the plain ones, before attention reads.
@@ -331,19 +360,17 @@ def _arrays(pool):
 
 def _select(pool, ids):
     """Return some blocks of a quantized pool, as a quantized tensor of their own."""
-    stored = {name: getattr(pool, name) for name in ("data", "scale", "zero_point")}
-    chosen = {name: a if a is None else a[ids] for name, a in stored.items()}
-    return replace(pool, shape=(len(ids), *pool.shape[1:]), **chosen)
+    shape, zero = (len(ids), *pool.shape[1:]), pool.zero_point
+    zero = zero if zero is None else zero[ids]
+    return replace(pool, shape=shape, data=pool.data[ids], scale=pool.scale[ids], zero_point=zero)
 
 
 def _check_pool(name, pool, quantized=False):
     """Return a pool that is an array, or quantized block by block."""
-    if isinstance(pool, QuantizedTensor) != quantized:
-        other = "gather_kv" if quantized else "gather_dequantize"
-        rule = f"it must be {'a QuantizedTensor' if quantized else 'an array'}"
-        raise TypeError(f"{name}={type(pool).__name__}; {rule}. Use {other} for this pool.")
-    if not quantized and not isinstance(pool, array_module(pool).ndarray):
-        raise TypeError(f"{name}={type(pool).__name__}; it must be an array. Use np.asarray.")
+    if not isinstance(pool, QuantizedTensor if quantized else array_module(pool).ndarray):
+        rule = "a QuantizedTensor. Or use gather_kv" if quantized else "an array. Use np.asarray"
+        other = "" if quantized else ", or gather_dequantize for a quantized pool"
+        raise TypeError(f"{name}={type(pool).__name__}; it must be {rule}{other}.")
     if len(pool.shape) < 2 or 0 in pool.shape[:2]:
         rule = "it must be (num_blocks, block_size, ...) with 1 or more of both"
         raise ValueError(f"{name}.shape={pool.shape}; {rule}. Reshape it.")
@@ -359,12 +386,12 @@ def _ids(xp, name, ids, num_blocks):
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         given = f"{name}={array.dtype} of shape {array.shape}"
         raise TypeError(f"{given}; it must be integers (n,). Use .astype(np.int64).")
-    if array.size:
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= num_blocks:
-            wrong = low if low < 0 else high
-            raise ValueError(f"{name}={wrong}; blocks are 0 to {num_blocks - 1}. Fix the ids.")
-    return array.astype(np.int64, copy=False)
+    array = array.astype(np.int64, copy=False)
+    worst = int(array.view(np.uint64).max()) if array.size else 0  # a negative id is a huge one
+    if worst >= num_blocks:
+        wrong = worst if worst < 2**63 else worst - 2**64
+        raise ValueError(f"{name}={wrong}; blocks are 0 to {num_blocks - 1}. Fix the ids.")
+    return array
 
 
 def _used(xp, block_table, num_tokens, pool_shape, first_place=0):
@@ -391,7 +418,5 @@ def _check_places(pool_array, other):
     places = [getattr(a, "device", "cpu") for a in (pool_array, other)]
     if places[0] != places[1]:
         raise ValueError(f"device={places[1]}; the pool is on {places[0]}. Use one device.")
-    if np.may_share_memory(pool_array, other):
-        raise ValueError(
-            "out=memory of the pool; a pool is not changed by reading it. Pass another."
-        )
+    if array_module(other).may_share_memory(pool_array, other):
+        raise ValueError("out=memory of the pool; both would change at once. Use other memory.")

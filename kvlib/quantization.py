@@ -28,7 +28,9 @@ Three things to know before choosing:
 
 `_definition` states the rules for one group. What runs is `_quantize_rows`: the same arithmetic for
 many groups at once, in chunks that stay in a CPU core's cache and in buffers that every chunk uses
-again (a CuPy array is one chunk). Both agree bit for bit.
+again. CuPy arrays that are symmetric and float16 or float32 go to the kernels of kernels.cu, by
+`_launch_quantize` and `_launch_dequantize`; the rest is one chunk of CuPy's array code. All agree
+bit for bit, but that CuPy's array code takes float32 denormals for zeros. The kernels do not.
 """
 
 import math
@@ -42,12 +44,14 @@ import numpy as np
 from kvlib import _data
 from kvlib._attention import attention_weights
 from kvlib._validate import one_of, whole
-from kvlib.backend import array_module
+from kvlib.backend import THREADS, array_module, launch
 
 _CHUNK_BYTES = 512 * 1024  # small enough for the caches, large enough to hide the cost of a call
 _CHUNKS_PER_BAND = 4  # still in the L3 cache when their codes are written
 _INT_OF_WIDTH = {2: np.int16, 4: np.int32, 8: np.int64}
 _FLOATS = (np.float16, np.float32, np.float64)
+_IN_CUDA = {np.dtype(np.float16): "u16", np.dtype(np.float32): "float"}  # names in kernels.cu
+_UNIT = 8  # channels that a GPU thread moves at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -443,6 +447,76 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
                 target[:] = values[:, : out.shape[1]].clip(-largest, largest)
 
 
+def _ceil(count, step):
+    return -(-count // step)
+
+
+def _width(num_units):
+    """Threads along a row of units: a power of two, a warp at most."""
+    return min(32, 1 << max(0, num_units - 1).bit_length())
+
+
+def _is_aligned(unit_bytes, array):
+    """Say whether every unit of every row can be moved at once."""
+    return not any(n % unit_bytes for n in (array.data.ptr, *array.strides[:-1]))
+
+
+def _launch_quantize(values, packed, scale, qt):
+    """Quantize [batch, tokens, channels] by a kernel, unless there is none or a scale is bad."""
+    (_, tokens, channels), (run_t, run_c) = qt._flat, qt._tile
+    num_runs, is_split = math.prod(qt._grid), qt._grid[2] > 1
+    has_kernel = qt.dtype in _IN_CUDA and qt.zero is None and qt.granularity != "tensor"
+    has_kernel = has_kernel and values.size and not isinstance(values, np.ndarray)
+    if not has_kernel or (is_split and run_c * qt.bits % 8 and qt.granularity == "token"):
+        return False
+    xp = array_module(values)
+    values, lost = xp.ascontiguousarray(values), xp.zeros(1, np.uint32)
+    unit_bytes = min(16, _UNIT * values.itemsize)
+    aligned = _is_aligned(unit_bytes, values) and not channels % _UNIT
+    aligned = aligned and (qt.granularity == "channel" or not is_split or not run_c % _UNIT)
+    kind = f"<{_IN_CUDA[qt.dtype]}, {qt.bits}, {str(bool(aligned)).lower()}"
+    half, units = scale.dtype == np.float16, _ceil(channels, _UNIT)
+    arguments = values, packed, scale, lost, int(half)
+    if qt.granularity == "token":
+        width = _width(_ceil(run_c, 2 * _UNIT))
+        arguments += num_runs, qt._grid[2], run_c, channels, packed.shape[2]
+        launch(f"quantize_token{kind}>", _ceil(num_runs, THREADS // width), arguments, width=width)
+    else:
+        held = {w: THREADS // w * (8 // values.itemsize) for w in (_width(units), 16, 8)}
+        width = next((w for w in held if w <= units and run_t <= held[w]), _width(units))
+        parts = _ceil(run_t, held[width])
+        largest = xp.zeros(qt._grid, np.uint32) if parts > 1 else None
+        slabs, runs = _ceil(units, width), qt._grid[1]
+        arguments += largest, tokens, channels, run_t, packed.shape[2], slabs, parts, runs
+        num_blocks = qt._grid[0] * runs * parts * slabs
+        for step in ("LARGEST", "APPLY") if parts > 1 else ("FUSED",):
+            launch(f"quantize_channel{kind}, {step}>", num_blocks, arguments, width=width)
+    return not int(lost[0])
+
+
+def _launch_dequantize(codes, scale, out, qt, table=None):
+    """Read codes and scales [blocks, slots, heads, .] back by a kernel, unless there is none."""
+    contiguous = codes.strides[3] == 1 and scale.strides[3] == scale.itemsize
+    contiguous = contiguous and out.flags.c_contiguous
+    has_kernel = contiguous and not qt.zero and out.dtype in _IN_CUDA and qt._flat[2]
+    if isinstance(codes, np.ndarray) or not has_kernel:
+        return False
+    (_, slots, heads, _), channels = codes.shape, qt._flat[2]
+    units = _ceil(channels, _UNIT)
+    run_c = qt._tile[1] if qt._grid[2] > 1 else units * _UNIT
+    if run_c > 1 and run_c % _UNIT:
+        return False
+    aligned = not channels % _UNIT and _is_aligned(qt.bits, codes) and not out.data.ptr % 16
+    rows, width = out.size // (heads * channels), _width(heads * units)
+    num_blocks = _ceil(rows, THREADS // width * 4) * _ceil(heads * units, width)
+    strides = *codes.strides[:3], *(stride // scale.itemsize for stride in scale.strides[:3])
+    arguments = codes, scale, out, table, int(scale.dtype == np.float16), rows, slots, heads
+    arguments += channels, qt._tile[0], run_c, *strides
+    name = f"dequantize<{_IN_CUDA[out.dtype]}, {qt.bits}, {str(aligned).lower()}>"
+    launch(name, num_blocks, arguments, width=width)
+    return True
+
+
 def _float_tensor(name, value):
     """Return an array of a supported float dtype with at least one axis."""
     array = array_module(value).asarray(value)
@@ -563,9 +637,11 @@ def quantize(
     _check_out(out, codes.shape, (codes.dtype,))
     kept = {None: None, "point": np.int64, "minimum": qt.scale_dtype}[qt.zero]
     scale, zero_point = xp.zeros(qt._grid, qt.scale_dtype), kept and xp.zeros(qt._grid, kept)
+    values = qt._flatten(tensor)
     try:
-        for arrays in qt._runs(qt._flatten(tensor), packed, scale, zero_point):
-            _quantize_rows(xp, *arrays, qt)
+        if not _launch_quantize(values, packed, scale, qt):
+            for arrays in qt._runs(values, packed, scale, zero_point):
+                _quantize_rows(xp, *arrays, qt)
     except ValueError:  # an impossible scale: NaN and infinity are the likelier cause
         for at in xp.argwhere(~xp.isfinite(tensor))[:1].tolist():
             step = "Find out where it comes from, or use np.nan_to_num."
@@ -684,9 +760,11 @@ def dequantize(qt, out=None):
     ValueError
         If `out` has another shape.
 
-    Notes ----- Values are (q - zero_point) * scale, or q * scale + minimum, rounded once to
-    float32, then to the dtype of `out`. A value past that dtype's largest becomes the largest,
-    never infinity: 127 steps of a rounded scale can pass 65504.
+    Notes
+    -----
+    Values are (q - zero_point) * scale, or q * scale + minimum, rounded once to float32, then to
+    the dtype of `out`. A value past that dtype's largest becomes the largest, never infinity: 127
+    steps of a rounded scale can pass 65504.
 
     Examples
     --------
@@ -698,20 +776,23 @@ def dequantize(qt, out=None):
             f"qt={type(qt).__name__}; it must be a QuantizedTensor. Call quantize first."
         )
     _check_out(out, qt.shape, _FLOATS)
-    xp, flat, groups = array_module(qt.data, out), None, (qt.scale, qt.zero_point)
-    if out is not None and out.dtype == np.float32:
-        flat = qt._flatten(out)
-    if flat is None or not flat.flags.c_contiguous:
+    xp, flat = array_module(qt.data, out), None if out is None else qt._flatten(out)
+    usable = (np.float32,) if xp is np else _IN_CUDA
+    if flat is None or flat.dtype not in usable or not flat.flags.c_contiguous:
         flat = xp.empty(qt._flat, np.float32)
+    codes, groups = qt._flatten(qt.data).view(np.uint8), (qt.scale, qt.zero_point)
     if qt.token_axis is not None:
         groups = (a if a is None else qt._flatten(a) for a in groups)
-    groups = (a if a is None else a.reshape(qt._grid) for a in groups)
-    for arrays in qt._runs(qt._flatten(qt.data).view(np.uint8), flat, *groups):
-        _dequantize_rows(xp, *arrays, qt)
+    scale, zero = (a if a is None else a.reshape(qt._grid) for a in groups)
+    # For the kernel every batch is a block, and every token a slot with one head.
+    if not _launch_dequantize(codes[:, :, None], scale[:, :, None], flat, qt):
+        flat = flat if flat.dtype == np.float32 else xp.empty(qt._flat, np.float32)
+        for arrays in qt._runs(codes, flat, scale, zero):
+            _dequantize_rows(xp, *arrays, qt)
     value = qt._restore(flat)
     if out is None:
         return value
-    if not np.may_share_memory(value, out):
+    if not xp.may_share_memory(value, out):
         largest = 65504.0 if out.dtype == np.float16 else np.inf
         out[...] = value.clip(-largest, largest)
     return out
@@ -740,9 +821,11 @@ def quantization_error(original, qt):
     ValueError
         If the shapes differ.
 
-    Notes ----- Errors are computed in float64; they are 0 for an empty tensor. The ratio counts
-    packed codes, scales and zero points: 8 bits with one float16 scale per 32 values are 8.5 bits,
-    so 1.88 and not 2.
+    Notes
+    -----
+    Errors are computed in float64; they are 0 for an empty tensor. The ratio counts packed codes,
+    scales and zero points: 8 bits with one float16 scale per 32 values are 8.5 bits, so 1.88 and
+    not 2.
 
     Examples
     --------

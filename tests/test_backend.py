@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvlib import backend
+from tests.kernels.conftest import missing
 
 
 class _DeviceArray:
@@ -115,7 +116,7 @@ def test_a_working_gpu_is_named():
 def test_the_real_gpu_answers():
     usable, reason = backend.gpu_status()
     if not usable:
-        pytest.skip(reason)
+        missing(reason, "KVLIB_REQUIRE_GPU")
     import cupy
 
     assert backend.array_module(cupy.zeros(3)) is cupy

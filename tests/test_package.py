@@ -240,7 +240,8 @@ def wheel(tmp_path_factory):
 def test_the_wheel_carries_the_presets_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.split("/")[0] for name in names}
-    assert {"kvlib/data/model_configs.json", "kvlib/data/gpus.json"} <= set(names)
+    shipped = {"kvlib/data/model_configs.json", "kvlib/data/gpus.json", "kvlib/kernels.cu"}
+    assert shipped <= set(names)
     assert {name for name in top if not name.endswith(".dist-info")} == {"kvlib"}
     assert not [name for name in names if "tests/" in name or "raw_configs" in name]
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvlib import backend
 from kvlib.blocks import appended_blocks, fragmentation
 from kvlib.eviction import CostPolicy, FairPolicy, LFUPolicy, LRUPolicy
 from kvlib.paged_cache import (
@@ -22,6 +23,7 @@ from kvlib.paged_cache import (
     PagedKVCacheManager,
     SequenceKVCache,
 )
+from tests.kernels.conftest import missing
 
 HEADS, HEAD_DIM = 2, 3
 SEQUENCE_FIELDS = ("seq_id", "num_tokens", "last_access_step", "use_count", "tenant")
@@ -318,9 +320,11 @@ def test_pool_layout():
 
 @pytest.mark.gpu
 def test_a_pool_on_a_gpu_equals_one_on_the_cpu():
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    if not cupy.is_available():
-        pytest.skip("no CUDA device")
+    usable, reason = backend.gpu_status()
+    if not usable:
+        missing(reason, "KVLIB_REQUIRE_GPU")
+    import cupy
+
     pool = KVPool(8, 4, HEADS, HEAD_DIM, dtype="float32", xp=cupy)
     manager = PagedKVCacheManager(8, 4, pool=pool)
     manager.append_kv(manager.allocate_for_sequence("a", 1), *map(cupy.asarray, kv_of([1, 2, 3])))
