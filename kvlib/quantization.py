@@ -127,9 +127,11 @@ class QuantizedTensor:
         if token_axis == axis:
             step = "Name another axis, or None to pool all but the channel's."
             raise ValueError(f"token_axis={self.token_axis}; it is the channel axis. {step}")
-        last = [axis] if token_axis is None else [token_axis, axis]
+        # Tokens with scales of their own need no batch: all axes but the channel's may be merged.
+        pooled = token_axis is None or self.granularity == "token"
+        last = [axis] if pooled else [token_axis, axis]
         order = [i for i in range(ndim) if i not in last] + last
-        vars(self).update(axis=axis, token_axis=token_axis, _order=order)
+        vars(self).update(axis=axis, token_axis=token_axis, _order=order, _kept=len(last))
         batch, tokens, channels = self._merged(self.shape)
         run = max(1, tokens, channels) if self.group_size is None else self.group_size
         run = whole("group_size", run, low=1)
@@ -187,7 +189,7 @@ class QuantizedTensor:
     def _merged(self, shape):
         """Batch, tokens and channels of a shape with this tensor's axes."""
         moved = [shape[i] for i in self._order]
-        lead = 0 if self.token_axis is None else len(moved) - 2
+        lead = 0 if self._kept == 1 else len(moved) - 2
         return math.prod(moved[:lead]), math.prod(moved[lead:-1]), moved[-1]
 
     def _flatten(self, array):
@@ -196,9 +198,8 @@ class QuantizedTensor:
 
     def _restore(self, flat):
         """Undo `_flatten`, though the token and channel axes may have become shorter."""
-        kept = 1 if self.token_axis is None else 2
-        moved = [self.shape[i] for i in self._order[:-kept]]
-        return flat.reshape(*moved, *flat.shape[-kept:]).transpose(np.argsort(self._order).tolist())
+        moved = [self.shape[i] for i in self._order[: -self._kept]]
+        return flat.reshape(*moved, *flat.shape[-self._kept :]).transpose(np.argsort(self._order).tolist())
 
     def _runs(self, *arrays):
         """Yield [batch, ., .] arrays as [rows, .]: at once, unless groups end inside an entry."""
