@@ -199,7 +199,9 @@ class QuantizedTensor:
     def _restore(self, flat):
         """Undo `_flatten`, though the token and channel axes may have become shorter."""
         moved = [self.shape[i] for i in self._order[: -self._kept]]
-        return flat.reshape(*moved, *flat.shape[-self._kept :]).transpose(np.argsort(self._order).tolist())
+        return flat.reshape(*moved, *flat.shape[-self._kept :]).transpose(
+            np.argsort(self._order).tolist()
+        )
 
     def _runs(self, *arrays):
         """Yield [batch, ., .] arrays as [rows, .]: at once, unless groups end inside an entry."""
@@ -680,7 +682,9 @@ def dequantize(qt, out=None):
     ValueError
         If `out` has another shape.
 
-    Notes ----- Values are (q - zero_point) * scale, or q * scale + minimum, rounded once to
+    Notes
+    -----
+    Values are (q - zero_point) * scale, or q * scale + minimum, rounded once to
     float32, then to the dtype of `out`. A value past that dtype's largest becomes the largest,
     never infinity: 127 steps of a rounded scale can pass 65504.
 
@@ -736,7 +740,9 @@ def quantization_error(original, qt):
     ValueError
         If the shapes differ.
 
-    Notes ----- Errors are computed in float64; they are 0 for an empty tensor. The ratio counts
+    Notes
+    -----
+    Errors are computed in float64; they are 0 for an empty tensor. The ratio counts
     packed codes, scales and zero points: 8 bits with one float16 scale per 32 values are 8.5 bits,
     so 1.88 and not 2.
 
@@ -763,8 +769,8 @@ def quantization_error(original, qt):
     }
 
 
-def attention_output_error(q, k, v, k_hat, v_hat):
-    """Compare attention over quantized keys and values with attention over the originals [ratio].
+def attention_output(q, k, v):
+    """Let queries attend causally over keys and values [unit of v].
 
     Parameters
     ----------
@@ -772,6 +778,65 @@ def attention_output_error(q, k, v, k_hat, v_hat):
         The last n queries, ``(num_heads, n, head_dim)``.
     k, v : array_like
         Keys and values, ``(num_kv_heads, num_tokens, head_dim)``; v may have a width of its own.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        ``(num_heads, n, width of v)``, in float32, or float64 if any array is.
+
+    Raises
+    ------
+    TypeError
+        If an array is not of a float dtype.
+    ValueError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    .. math:: o = softmax(q k^T / \\sqrt{head\\_dim}) v
+
+    The last query sits on the last key and sees all of them, the one before it one fewer. Each KV
+    head serves num_heads / num_kv_heads query heads. Several versions of v, side by side along its
+    last axis, are served by one softmax.
+
+    References
+    ----------
+    .. [1] Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1.
+
+    Examples
+    --------
+    >>> q, k = np.array([[[9.0, 0.0]]]), np.array([[[9.0, 0.0], [0.0, 9.0]]])
+    >>> attention_output(q, k, k).round(3)
+    array([[[9., 0.]]])
+    """
+    named = {"q": q, "k": k, "v": v}
+    q, k, v = arrays = [_float_tensor(*pair) for pair in named.items()]
+    fits = all(a.ndim == 3 for a in arrays) and k.shape[:2] == v.shape[:2]
+    fits = fits and q.shape[2] == k.shape[2] and 0 < q.shape[1] <= k.shape[1]
+    if not fits or q.shape[0] % k.shape[0]:
+        shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
+        rule = "they must be (heads, n, d), (kv_heads, T, d) and (kv_heads, T, d_v)"
+        raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
+    xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
+    (num_heads, n, head_dim), (num_kv_heads, num_tokens, _) = q.shape, k.shape
+    queries = q.astype(work).reshape(num_kv_heads, -1, head_dim)
+    scores = queries @ k.astype(work).swapaxes(1, 2) * head_dim**-0.5
+    last = xp.tile(xp.arange(num_tokens - n, num_tokens), num_heads // num_kv_heads)
+    scores = xp.where(xp.arange(num_tokens) <= last[:, None], scores, -np.inf)
+    scores -= scores.max(axis=2, keepdims=True)
+    scores[scores < -80] = -np.inf  # exp would give denormals, which multiply very slowly
+    weights = xp.exp(scores)
+    weights /= weights.sum(axis=2, keepdims=True)
+    return (weights @ v.astype(work)).reshape(num_heads, n, -1)
+
+
+def attention_output_error(q, k, v, k_hat, v_hat):
+    """Compare attention over quantized keys and values with attention over the originals [ratio].
+
+    Parameters
+    ----------
+    q, k, v : array_like
+        As for `attention_output`.
     k_hat, v_hat : array_like
         What is read back instead, shaped like `k` and `v`.
 
@@ -789,12 +854,8 @@ def attention_output_error(q, k, v, k_hat, v_hat):
 
     Notes
     -----
-    .. math:: o = softmax(q k^T / \\sqrt{head\\_dim}) v
-
-    The last query sits on the last key and sees all of them, the one before it one fewer. Each KV
-    head serves num_heads / num_kv_heads query heads. Computed in float32, or float64 if any array
-    is. The error of an attention output is not the quality of an answer: a model has more layers,
-    and forgives some errors more than others.
+    The error of an attention output is not the quality of an answer: a model has more layers, and
+    forgives some errors more than others.
 
     Examples
     --------
@@ -802,32 +863,15 @@ def attention_output_error(q, k, v, k_hat, v_hat):
     >>> round(attention_output_error(q, k, k, k, k * 1.25), 9)
     0.25
     """
-    named = {"q": q, "k": k, "v": v, "k_hat": k_hat, "v_hat": v_hat}
-    q, k, v, k_hat, v_hat = arrays = [_float_tensor(*pair) for pair in named.items()]
-    fits = all(a.ndim == 3 for a in arrays) and k.shape[:2] == v.shape[:2]
-    fits = fits and (k_hat.shape, v_hat.shape, q.shape[2]) == (k.shape, v.shape, k.shape[2])
-    if not fits or not 0 < q.shape[1] <= k.shape[1] or q.shape[0] % k.shape[0]:
-        shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
-        rule = "they must be (heads, n, d), (kv_heads, T, d), (kv_heads, T, d_v), then k's and v's"
-        raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
-    xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
-    q, k, v, k_hat, v_hat = (a.astype(work) for a in arrays)
-    exact, read_back = _attention(xp, q, k, v), _attention(xp, q, k_hat, v_hat)
+    if np.shape(k) != np.shape(k_hat) or np.shape(v) != np.shape(v_hat):
+        given = f"k_hat.shape={np.shape(k_hat)}, v_hat.shape={np.shape(v_hat)}"
+        raise ValueError(f"{given}; they must be k's and v's. Reshape them.")
+    exact, read_back = attention_output(q, k, v), attention_output(q, k_hat, v_hat)
+    xp = array_module(exact)
     norm = float(xp.linalg.norm(exact))
     if not norm:
         raise ValueError("||o||=0; a relative error needs an output. Pass values that are not 0.")
     return float(xp.linalg.norm(read_back - exact)) / norm
-
-
-def _attention(xp, q, k, v):
-    """Causal attention output, [kv_heads, query heads of each, queries, d_v]."""
-    (num_heads, n, head_dim), (num_kv_heads, num_tokens, _) = q.shape, k.shape
-    grouped = q.reshape(num_kv_heads, num_heads // num_kv_heads, n, head_dim)
-    scores = grouped @ k[:, None].swapaxes(-1, -2) * head_dim**-0.5
-    position = xp.arange(num_tokens)
-    scores = xp.where(position <= position[num_tokens - n :, None], scores, -np.inf)
-    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ v[:, None]
 
 
 class LayerSample(NamedTuple):

@@ -10,6 +10,7 @@ import math
 import re
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from kvlib._data import read_json
@@ -22,6 +23,7 @@ from kvlib.memory import (
     sequence_kv_bytes,
 )
 from kvlib.models import LayerGroup, ModelShape, load_models
+from kvlib.quantization import dequantize, quantize, quantize_per_channel_asymmetric
 from kvlib.units import GiB, KiB, MiB, parse_bytes
 
 NUMBERS = read_json("published_numbers.json")
@@ -206,7 +208,15 @@ def percent_off(inputs):
     return errors
 
 
+def inverse_scale(inputs):
+    """A channel of the fallback's range: steps per unit, which the engine stores in float16."""
+    channel = np.array([[0.0], [inputs["fallback_range"]]])
+    qt = quantize_per_channel_asymmetric(channel, bits=inputs["levels"].bit_length())
+    return 1 / float(qt.scale[0])
+
+
 PRINTED = {
+    "openvino-37095": inverse_scale,
     "vllm-10517-20k-gib": lambda given: pool_gib(blocks_of_16(given)),
     "vllm-10517-29k-gib": lambda given: pool_gib(blocks_of_16(given)),
     "vllm-10517-20k-conc": quotient,
@@ -383,7 +393,6 @@ MISS = {
 # --- later: the module that will check it ---
 
 LATER = {
-    "openvino-37095": "quantization",
     "vllm-prefix-hit": "sharing",
     "vllm-ascend-10440": "sharing",
     "vllm-prefix-freequeue": "replay",
@@ -445,6 +454,20 @@ def test_miss(key):
     assert not agrees(found, published, to_printed_digits)
     # Not near either: a miss is no rounding.
     assert not agrees(found, published, lambda one, other: abs(one / other - 1) < 0.01)
+
+
+def test_the_inverse_scale_overflows_float16_and_the_stored_scale_does_not():
+    inputs, expected = (ENTRY["openvino-37095"][key] for key in ("inputs", "expected"))
+    assert expected > inputs["fp16_max"]
+    channel = np.array([[0.0], [inputs["fallback_range"] / 3], [inputs["fallback_range"]]])
+    qt = quantize(channel, symmetric=False, scale_dtype="float16", zero="minimum")
+    assert 0 < qt.scale.min() <= qt.scale.max() < inputs["fp16_max"]
+    assert abs(dequantize(qt) - channel).max() <= float(qt.scale.max()) / 2 + 1e-9
+    # Nor does a constant channel need a fallback: its scale is its own magnitude.
+    constant = np.full((3, 1), 0.37)
+    qt = quantize_per_channel_asymmetric(constant)
+    assert qt.scale.tolist() == np.float32([0.37]).tolist()
+    assert (dequantize(qt) == np.float32(0.37)).all()
 
 
 def test_the_engine_had_less_than_the_logged_rank():

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from kvlib import _data, quantization
 from kvlib.quantization import (
+    attention_output,
     attention_output_error,
     dequantize,
     load_kv_sample,
@@ -681,6 +682,19 @@ def test_attention_error_against_loops():
     assert attention_output_error(*single) == pytest.approx(expected, rel=1e-4)
     assert attention_output_error(q, k, v, k, v) == 0
     assert attention_output_error(q, k, v, k, 2 * v) == pytest.approx(1)
+
+
+def test_one_softmax_serves_several_versions_of_the_values():
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.normal(size=shape) for shape in ((4, 3, 8), (2, 9, 8), (2, 9, 5)))
+    both = attention_output(q, k, np.concatenate([v, 3 * v], axis=2))
+    assert both.shape == (4, 3, 10)
+    np.testing.assert_allclose(both[..., :5], naive_attention(q, k, v), rtol=1e-12)
+    np.testing.assert_allclose(both[..., 5:], 3 * naive_attention(q, k, v), rtol=1e-12)
+    # A key that nobody looks at weighs nothing, though exp would leave a denormal.
+    far = np.array([[[0.0], [-95.0]]], f32)
+    seen = attention_output(np.ones((1, 1, 1), f32), far, np.array([[[1.0], [2.0**126]]], f32))
+    assert seen.tolist() == [[[1.0]]]
 
 
 def test_attention_error_refuses_what_does_not_fit():

@@ -2,5 +2,14 @@
 
 from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
+from kvlib.figures.quantization import ErrorMaps, IntegerGrid, Tradeoff
 
-__all__ = ["FactorTiles", "MemoryCurve", "ModelCurves", "Picture"]
+__all__ = [
+    "ErrorMaps",
+    "FactorTiles",
+    "IntegerGrid",
+    "MemoryCurve",
+    "ModelCurves",
+    "Picture",
+    "Tradeoff",
+]
