@@ -776,13 +776,17 @@ def attention_output(q, k, v):
     ----------
     q : array_like
         The last n queries, ``(num_heads, n, head_dim)``.
-    k, v : array_like
-        Keys and values, ``(num_kv_heads, num_tokens, head_dim)``; v may have a width of its own.
+    k : array_like
+        Keys, ``(num_kv_heads, num_tokens, head_dim)``, or several versions of them at once,
+        ``(num_kv_heads, num_versions, num_tokens, head_dim)``.
+    v : array_like
+        Values, ``(num_kv_heads, num_tokens, width)``; versions may lie side by side in the width.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        ``(num_heads, n, width of v)``, in float32, or float64 if any array is.
+        ``(num_heads, n, width)`` or ``(num_heads, n, num_versions, width)``, in float32, or float64
+        if any array is.
 
     Raises
     ------
@@ -796,8 +800,7 @@ def attention_output(q, k, v):
     .. math:: o = softmax(q k^T / \\sqrt{head\\_dim}) v
 
     The last query sits on the last key and sees all of them, the one before it one fewer. Each KV
-    head serves num_heads / num_kv_heads query heads. Several versions of v, side by side along its
-    last axis, are served by one softmax.
+    head serves num_heads / num_kv_heads query heads.
 
     References
     ----------
@@ -811,23 +814,26 @@ def attention_output(q, k, v):
     """
     named = {"q": q, "k": k, "v": v}
     q, k, v = arrays = [_float_tensor(*pair) for pair in named.items()]
-    fits = all(a.ndim == 3 for a in arrays) and k.shape[:2] == v.shape[:2]
-    fits = fits and q.shape[2] == k.shape[2] and 0 < q.shape[1] <= k.shape[1]
-    if not fits or q.shape[0] % k.shape[0]:
+    fits = (q.ndim, v.ndim) == (3, 3) and k.ndim in (3, 4)
+    fits = fits and (k.shape[0], k.shape[-2]) == v.shape[:2] and q.shape[2] == k.shape[-1]
+    if not fits or not 0 < q.shape[1] <= v.shape[1] or q.shape[0] % k.shape[0]:
         shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
-        rule = "they must be (heads, n, d), (kv_heads, T, d) and (kv_heads, T, d_v)"
+        rule = "they must be (heads, n, d), (kv_heads, T, d) and (kv_heads, T, width)"
         raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
     xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
-    (num_heads, n, head_dim), (num_kv_heads, num_tokens, _) = q.shape, k.shape
-    queries = q.astype(work).reshape(num_kv_heads, -1, head_dim)
-    scores = queries @ k.astype(work).swapaxes(1, 2) * head_dim**-0.5
-    last = xp.tile(xp.arange(num_tokens - n, num_tokens), num_heads // num_kv_heads)
-    scores = xp.where(xp.arange(num_tokens) <= last[:, None], scores, -np.inf)
-    scores -= scores.max(axis=2, keepdims=True)
-    scores[scores < -80] = -np.inf  # exp would give denormals, which multiply very slowly
-    weights = xp.exp(scores)
-    weights /= weights.sum(axis=2, keepdims=True)
-    return (weights @ v.astype(work)).reshape(num_heads, n, -1)
+    (num_heads, n, head_dim), (num_kv_heads, num_tokens, _) = q.shape, v.shape
+    queries = q.astype(work).reshape(num_kv_heads, -1, head_dim) * head_dim**-0.5
+    keys = k.astype(work).reshape(num_kv_heads, -1, head_dim)
+    weights = queries @ keys.swapaxes(1, 2)
+    weights = weights.reshape(num_kv_heads, -1, n, weights.shape[2] // num_tokens, num_tokens)
+    unseen = xp.arange(num_tokens) > xp.arange(num_tokens - n, num_tokens)[:, None, None]
+    weights += xp.where(unseen, -np.inf, 0).astype(work)
+    weights -= weights.max(axis=-1, keepdims=True)
+    # Of less than e**-80 exp would make denormals, which multiply very slowly.
+    weights = xp.exp(xp.where(weights < -80, -np.inf, weights))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    output = weights.reshape(num_kv_heads, -1, num_tokens) @ v.astype(work)
+    return output.reshape(num_heads, n, *k.shape[1:-2], v.shape[2])
 
 
 def attention_output_error(q, k, v, k_hat, v_hat):

@@ -684,13 +684,18 @@ def test_attention_error_against_loops():
     assert attention_output_error(q, k, v, k, 2 * v) == pytest.approx(1)
 
 
-def test_one_softmax_serves_several_versions_of_the_values():
+def test_attention_serves_several_versions_of_keys_and_values():
     rng = np.random.default_rng(7)
     q, k, v = (rng.normal(size=shape) for shape in ((4, 3, 8), (2, 9, 8), (2, 9, 5)))
     both = attention_output(q, k, np.concatenate([v, 3 * v], axis=2))
     assert both.shape == (4, 3, 10)
     np.testing.assert_allclose(both[..., :5], naive_attention(q, k, v), rtol=1e-12)
     np.testing.assert_allclose(both[..., 5:], 3 * naive_attention(q, k, v), rtol=1e-12)
+    versions = attention_output(q, np.stack([k, 2 * k], axis=1), v)
+    assert versions.shape == (4, 3, 2, 5)
+    for i in (0, 1):
+        expected = naive_attention(q, (i + 1) * k, v)
+        np.testing.assert_allclose(versions[:, :, i], expected, rtol=1e-12)
     # A key that nobody looks at weighs nothing, though exp would leave a denormal.
     far = np.array([[[0.0], [-95.0]]], f32)
     seen = attention_output(np.ones((1, 1, 1), f32), far, np.array([[[1.0], [2.0**126]]], f32))
@@ -707,7 +712,7 @@ def test_attention_error_refuses_what_does_not_fit():
         (q, k, k, k[:1], k),
         (q[:, :0], k, k, k, k),
     ):
-        with pytest.raises(ValueError, match=r"q\.shape=.*Reshape them"):
+        with pytest.raises(ValueError, match=r"shape=.*Reshape them"):
             attention_output_error(*arrays)
     with pytest.raises(ValueError, match="not 0"):
         attention_output_error(q, k, 0 * k, k, k)

@@ -33,12 +33,6 @@ kivi = {"symmetric": False, "zero": "minimum", "scale_dtype": "float16"}
 ways = {"channel": "one scale per channel", "token": "one scale per token"}
 
 
-def only(name, value, known):
-    if value not in known:
-        raise ValueError(f"{name}={value}; it was recorded for {list(known)}. Choose one of them.")
-    return value
-
-
 def root_mean_square(array, axis=None):
     return np.sqrt(np.mean(np.square(array, dtype=np.float64), axis=axis))
 
@@ -51,6 +45,14 @@ def error_both_ways(x, bits, group_size):
         by_token = root_mean_square(error.reshape(64, -1), axis=1)  # 16 tokens together
         found[way] = root_mean_square(error), root_mean_square(error, axis=0), by_token
     return found
+
+
+# %% jupyter={"source_hidden": true}
+# Bad values end in words, not in a traceback.
+def only(name, value, known):
+    if value not in known:
+        raise ValueError(f"{name}={value}; it was recorded for {list(known)}. Choose one of them.")
+    return value
 
 
 # %% jupyter={"source_hidden": true}
@@ -287,15 +289,15 @@ def store(x, scheme, group_size):
 
 
 # %% jupyter={"source_hidden": true}
-# One softmax per scheme of the keys serves all schemes of the values, side by side.
+# Every scheme of the keys with every scheme of the values.
 def compare(layer, group_size):
     k, v, q, _ = sample[layer]
     keys, values = ([store(x, scheme, group_size) for scheme in schemes] for x in (k, v))
     side_by_side = np.concatenate([read for read, *_ in values], axis=2)
-    outputs = np.array([quantization.attention_output(q, read, side_by_side) for read, *_ in keys])
-    outputs = outputs.reshape(len(schemes), -1, len(schemes), v.shape[2])  # scheme of K, query, scheme of V, element
-    exact = outputs[0, :, 0]
-    error = np.linalg.norm(outputs - exact[:, None], axis=(1, 3)) / np.linalg.norm(exact)
+    outputs = quantization.attention_output(q, np.stack([read for read, *_ in keys], axis=1), side_by_side)
+    outputs = outputs.reshape(-1, len(schemes), len(schemes), v.shape[2])  # query, scheme of K, scheme of V, element
+    exact = outputs[:, :1, :1]
+    error = np.linalg.norm(outputs - exact, axis=(0, 3)) / np.linalg.norm(exact)
     num_bytes = np.add.outer(*([num for _, num, _ in stored] for stored in (keys, values)))
     return {"error": error, "bytes": num_bytes, "rmse": [[rmse for *_, rmse in stored] for stored in (keys, values)]}
 
@@ -304,7 +306,7 @@ table = {(layer, group_size): compare(layer, group_size) for layer in sample for
 
 # %% jupyter={"source_hidden": true}
 # Groups of points: how keys and values are grouped.
-groups = {
+sharing = {
     "keys per channel,\nvalues per token": ("channel", "token"),
     "keys per channel,\nvalues per channel": ("channel", "channel"),
     "keys per token,\nvalues per token": ("token", "token"),
@@ -312,7 +314,7 @@ groups = {
 }
 pairs = {
     name: [(i, j) for i, k in enumerate(schemes) for j, v in enumerate(schemes) if (k.split()[-1], v.split()[-1]) == both]
-    for name, both in groups.items()
+    for name, both in sharing.items()
 }
 pairs["keys or values in 16 bits"] = [(i, j) for i in range(7) for j in range(7) if i * j == 0]
 
