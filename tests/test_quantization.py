@@ -754,6 +754,41 @@ def test_the_recorded_errors_of_a_real_model(zero, scale_dtype, layer, attention
     assert found[4] > 2 * found[3]  # ... and more than twice as far from the attention output
 
 
+def test_true_bytes_of_a_layer_by_hand():
+    # 3 heads x 1,024 tokens x 64 values: 98,304 bytes of int4; groups of 32 make 6,144 pairs of a
+    # float16 scale and minimum, 24,576 bytes. Keys and values: 240 bytes a token, fp16 takes 768.
+    sample = load_kv_sample()[4]
+    schemes = {"bits": 4, "symmetric": False, "zero": "minimum", "scale_dtype": "float16"}
+    for granularity in ("channel", "token"):
+        qt = quantize(sample.k, granularity=granularity, group_size=32, **schemes)
+        assert qt.nbytes == 98_304 + 24_576 == 120 * 1024
+    # Without groups a channel's scale serves 1,024 tokens (192 of them), a token's 64 channels.
+    assert quantize(sample.v, **schemes).nbytes == 98_304 + 192 * 4
+    assert quantize(sample.v, granularity="token", **schemes).nbytes == 98_304 + 3072 * 4
+
+
+def test_what_attention_looks_at_is_small_and_decides_about_values():
+    # Chapter 5: int4 values per token beat those per channel at the attention output, until the 16
+    # tokens that draw most attention are kept exact; then it is the other way round.
+    for layer in load_kv_sample().values():
+        k, v, q, received = layer
+        drawn = np.argsort(-received.sum(axis=0, dtype=f64))[:16]
+        found = []
+        for granularity in ("channel", "token"):
+            read = dequantize(
+                quantize(
+                    v, bits=4, symmetric=False, zero="minimum", scale_dtype="float16",
+                    granularity=granularity, group_size=32,
+                )
+            )  # fmt: skip
+            found.append(attention_output_error(q, k, v, k, read))
+            read[:, drawn] = v[:, drawn]
+            found.append(attention_output_error(q, k, v, k, read))
+        per_channel, per_channel_exact, per_token, per_token_exact = found
+        assert per_channel > 1.8 * per_token
+        assert per_channel_exact < per_token_exact
+
+
 def test_published_cache_sizes_follow_from_bytes_held():
     published = {entry["id"]: entry for entry in _data.read_json("published_numbers.json")}
     values = np.random.default_rng(6).normal(size=(64, 128)).astype(f16)

@@ -9,7 +9,6 @@ from kvlib.figures import style
 from kvlib.figures.picture import Picture
 
 _BY_CHANNEL, _BY_TOKEN = style.OWNERS[:2]
-_PERCENT = [0.1, 1, 10, 100]
 
 
 class ErrorMaps(Picture):
@@ -49,9 +48,9 @@ class ErrorMaps(Picture):
         beside.set(ylim=(views.shape[1] - 0.5, -0.5), yticks=[])
         below = self.figure.add_axes((left, 0.14, 0.27, 0.29))
         below.set(xlim=(0, self._num_tokens), xlabel="token", ylabel="error [%]")
-        for axes, which in ((beside, "x"), (below, "y")):
+        for axes, which, ticks in ((beside, "x", [1, 100]), (below, "y", [0.1, 1, 10, 100])):
             axes.set(**{f"{which}scale": "log", f"{which}lim": (0.1, 200)})
-            getattr(axes, f"set_{which}ticks")(_PERCENT, [f"{tick:g}" for tick in _PERCENT])
+            getattr(axes, f"set_{which}ticks")(ticks, [f"{tick:g}" for tick in ticks])
             axes.minorticks_off()
         beside.set_xlabel("error [%]")
         ways = []
