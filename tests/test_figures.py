@@ -145,9 +145,8 @@ def test_the_integer_grid_draws_levels_codes_and_how_often_each_is_used():
     assert picture._axes.get_ylim() == (-4, 4)
     heights = [segment[0][1] for segment in picture._grids[0].get_segments()]
     assert heights == list(range(-4, 5))  # of -12 to 12 those in view
-    assert [
-        t.get_text() for t in picture._codes if t.get_visible()
-    ] == "-4 -3 -2 -1 0 1 2 3 4".split()
+    shown = [text.get_text() for text in picture._codes if text.get_visible()]
+    assert list(map(int, shown)) == heights  # a step of 1: code and level agree
     assert picture._read.get_ydata()[:4].tolist() == [-3, 0, 1, 3]
     used = {segment[1][1]: segment[1][0] for segment in picture._often.get_segments()}
     assert used == {-3: 1, 0: 1, 1: 1, 3: 1}  # each 40 times: all as long as the longest
