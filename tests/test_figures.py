@@ -130,18 +130,18 @@ def test_error_maps_show_the_view_and_each_way_of_sharing():
     assert error_maps()._said.get_text() == ""
 
 
-def integer_grid(step, beyond=0):
+def integer_grid(step, extra=0):
     picture = figures.IntegerGrid()
     codes = np.arange(-round(12 / step), round(12 / step) + 1)
     values = np.array([-3.0, 0.2, 0.9, 2.9] * 40)
     indices = np.rint(values / step).astype(int) - codes[0]
     numbers = {"values": values, "indices": indices, "levels": codes * step, "codes": codes}
-    picture.update("title", "sentence", **numbers, beyond=beyond)
+    picture.update("title", "sentence", **numbers, extra=extra)
     return picture
 
 
 def test_the_integer_grid_draws_levels_codes_and_how_often_each_is_used():
-    picture = integer_grid(step=1.0, beyond=40)
+    picture = integer_grid(step=1.0, extra=40)
     assert picture._axes.get_ylim() == (-4, 4)
     heights = [segment[0][1] for segment in picture._grids[0].get_segments()]
     assert heights == list(range(-4, 5))  # of -12 to 12 those in view
@@ -150,8 +150,9 @@ def test_the_integer_grid_draws_levels_codes_and_how_often_each_is_used():
     assert picture._read.get_ydata()[:4].tolist() == [-3, 0, 1, 3]
     used = {segment[1][1]: segment[1][0] for segment in picture._often.get_segments()}
     assert used == {-3: 1, 0: 1, 1: 1, 3: 1}  # each 40 times: all as long as the longest
-    assert picture._beyond.get_text() == "one more at 40 ↑"
-    assert integer_grid(step=1.0)._beyond.get_text() == ""
+    assert picture._extra.get_text() == "◇ one more at 40 ↑"
+    assert integer_grid(step=1.0, extra=-9)._extra.get_text() == "◇ one more at -9 ↓"
+    assert integer_grid(step=1.0, extra=2).png(1) != integer_grid(step=1.0, extra=3).png(1)
 
 
 def test_a_fine_grid_is_neither_labelled_nor_a_wall():

@@ -100,18 +100,22 @@ class IntegerGrid(Picture):
         self._read = self.moving(self._axes.plot([], [], **look)[0])
         self._often = LineCollection([], colors=style.LIMIT, linewidths=3)
         self.moving(self._side.add_collection(self._often, autolim=False))
-        self._beyond = self.label(0.665, 0.885, ha="right", weight="bold")
+        self._extra = self.label(0.665, 0.885, ha="right", weight="bold")
+        look = {"ls": "", "marker": "D", "ms": 7, "mfc": style.PAPER, "mec": style.INK, "mew": 2}
+        self._one_more = self.moving(self._axes.plot([], [], **look)[0])
         across = self._side.get_yaxis_transform()
         self._codes = [
             self.label(1.03, 0, axes=self._side, transform=across, va="center") for _ in range(16)
         ]
 
-    def draw(self, values, indices, levels, codes, beyond):
+    def draw(self, values, indices, levels, codes, extra):
         """Show values and the levels they are rounded to, `levels[indices]`; codes name these."""
         low, high = 4 * math.floor(values.min() / 4), 4 * math.ceil(values.max() / 4)
         for axes in (self._axes, self._side):
             self.set_limits(axes, y=(low, high))
-        self._beyond.set_text(f"one more at {beyond} ↑" if beyond > high else "")
+        self._one_more.set_data([125], [extra])
+        where = " ↑" if extra > high else " ↓" if extra < low else ""
+        self._extra.set_text(f"◇ one more at {extra}{where}")
         inside = np.flatnonzero((levels >= low) & (levels <= high))
         drawn = inside if len(inside) <= 64 else []  # more would be a grey wall
         for grid, right in zip(self._grids, (128, 1), strict=True):

@@ -162,7 +162,7 @@ float(loud.min()), float(loud.max()), qt.scale, qt.zero_point, read_back.min(), 
 # ## One channel under the microscope
 #
 # Dots are real keys of one channel, the stepped line is what is read back, grey lines are the levels that codes stand for. Drag one more
-# token far away and watch the grid: everybody in the group pays for the loudest.
+# token far away and watch the grid: everybody in the group pays for the loudest. The diamond is that token.
 
 
 # %% jupyter={"source_hidden": true}
@@ -191,7 +191,7 @@ def look_closely(outlier, bits, channel, kind):
         "sentence": f"Channel {channel} of layer 4, KV head 2 spans {keys.min():.2f} to {keys.max():.2f}. With one more token at {outlier}, "
         f"{kind} int{bits} has {len(codes)} levels, {step:,} apart. The 1,024 keys use {used} of them and are off by {error:.3g} "
         f"(root mean square), {error / root_mean_square(keys):.2%} of their size. `{code}`".replace("%", " %"),
-        "values": keys, "indices": indices, "levels": levels, "codes": codes, "beyond": outlier,
+        "values": keys, "indices": indices, "levels": levels, "codes": codes, "extra": outlier,
     }
 
 
@@ -200,7 +200,7 @@ def look_closely(outlier, bits, channel, kind):
 panel.Panel(
     figures.IntegerGrid(),
     look_closely,
-    outlier=panel.Slider("one more token", 0, range(65)),
+    outlier=panel.Slider("one more token", 0, range(-64, 65)),
     bits=panel.Slider("bits", 4, range(2, 9)),
     channel=panel.Slider("channel", 25, range(64)),
     kind=panel.Choice("kind", "asymmetric", ["asymmetric", "symmetric"]),
