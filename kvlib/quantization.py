@@ -43,7 +43,7 @@ from kvlib import _data
 from kvlib._validate import one_of, whole
 from kvlib.backend import array_module
 
-_CHUNK_BYTES = 2 * 1024 * 1024  # small enough for the caches, large enough to hide a call's cost
+_CHUNK_BYTES = 1024 * 1024  # small enough for the caches, large enough to hide a call's cost
 _INT_OF_WIDTH = {2: np.int16, 4: np.int32, 8: np.int64}
 _FLOATS = (np.float16, np.float32, np.float64)
 
@@ -226,13 +226,21 @@ class _Room:
         self.xp, self.held = xp, {}
 
     def __call__(self, name, shape, dtype):
-        count = math.prod(shape)
-        if name not in self.held or self.held[name].nbytes < count * dtype.itemsize:
-            # Arrays of whole pages often start 16 bytes apart modulo a page. A CPU then takes reads
-            # of one for reads of what it just wrote to the other, and waits: shift by 1 KiB.
-            shift = 1024 // dtype.itemsize
-            self.held[name] = self.xp.empty(shift + count, dtype)[shift:]
-        return self.held[name].view(dtype)[:count].reshape(shape)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if name not in self.held or self.held[name].size < num_bytes:
+            raw, start = self.xp.empty(num_bytes + 4096, np.uint8), 0
+            if self.xp is np:
+                # A CPU takes a read for one of what it just wrote if both lie alike in their pages,
+                # and waits, up to fivefold. Large arrays lie at 16: go half a page further.
+                start = (2064 - raw.ctypes.data) % 4096
+            self.held[name] = raw[start:]
+        return self.held[name][:num_bytes].view(dtype).reshape(shape)
+
+    def per_group(self, name, numbers, work):
+        """Copy a number per group, shaped to be broadcast over tiles."""
+        kept = self(name, numbers.shape, work)
+        kept[:] = numbers
+        return kept[:, None, :, None]
 
 
 def _fit(xp, low, high, qt):
@@ -329,10 +337,10 @@ def _quantize_rows(xp, rows, packed, scale, zero, qt):
         tiles = [_tiles(xp, rows[part], qt) for part in parts]
         lows, highs = zip(*(_extremes(xp, room, tile, qt) for tile in tiles), strict=True)
         low, high = xp.stack(lows).min(axis=0), xp.stack(highs).max(axis=0)
-        scale[groups], *exact = _fit(xp, low.astype(qt._work), high.astype(qt._work), qt)
-        divisor, offset = (a if a is None else a.astype(qt._work)[:, None, :, None] for a in exact)
-        if zero is not None:
-            zero[groups] = exact[1]
+        scale[groups], divisor, offset = _fit(xp, low.astype(qt._work), high.astype(qt._work), qt)
+        divisor = room.per_group("scale", divisor, qt._work)
+        if qt.zero:
+            zero[groups], offset = offset, room.per_group("zero", offset, qt._work)
         for part, tile in zip(parts, tiles, strict=True):
             values = _widen(xp, room, tile, qt._work)
             steps = room("work", values.shape, qt._work)
@@ -390,7 +398,8 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
     else:
         once, reach = offset < 2**23, (2**qt.bits + offset) * steepest
     work = np.dtype(np.float32 if once and reach < 2.0**127 else np.float64)
-    scale, zero = (a if a is None else a.astype(work)[:, None, :, None] for a in (scale, zero))
+    scale = room.per_group("scale", scale, work)
+    zero = room.per_group("zero", zero, work) if qt.zero else None
     for groups, parts in qt._bands(xp, out):
         for part in parts:
             target = out[part]
