@@ -164,16 +164,19 @@ def test_a_fine_grid_is_neither_labelled_nor_a_wall():
 
 def tradeoff(chosen):
     picture = figures.Tradeoff("bytes", "error", (0, 100), [1, 10, 100], ("a", "b"))
-    points = [np.array([[10, 50], [40, 20], [40, 5]]), np.array([[20, 60], [80, 0.5], [80, 500]])]
+    points = [
+        np.array([[10, 50], [40, 20], [40, 5]]),
+        np.array([[20, 60], [60, 5], [80, 0.5], [80, 500]]),
+    ]
     picture.update("title", "sentence", points=points, chosen=chosen, tag=f"{chosen[0]} bytes")
     return picture
 
 
 def test_the_tradeoff_joins_the_best_and_rings_the_chosen():
     picture = tradeoff((40, 20))
-    # 20 bytes with 60 is worse than 10 with 50; at 40 only the lower counts; 0.5 is off the axis.
+    # 20 with 60 is worse than 10 with 50, 60 with 5 no better than 40; 0.5 is off the axis.
     assert picture._best.get_xydata().tolist() == [[10, 50], [40, 5], [80, 1]]
-    assert picture._groups[1].get_ydata().tolist() == [60, 1, 100]
+    assert picture._groups[1].get_ydata().tolist() == [60, 5, 1, 100]
     assert picture._here.get_xydata().tolist() == [[40, 20]]
     assert picture._tag.get_text() == "○ 40 bytes"
     assert tradeoff((80, 0.5))._here.get_xydata().tolist() == [[80, 1]]
