@@ -85,7 +85,7 @@ class IntegerGrid(Picture):
         self._axes = self.figure.add_axes((0.10, 0.12, 0.57, 0.73))
         self._side = self.figure.add_axes((0.69, 0.12, 0.22, 0.73))
         self.figure.text(0.10, 0.885, "dots: real values", color=style.CACHE)
-        self.figure.text(0.28, 0.885, "line: what is read back", color=style.LIMIT)
+        self.figure.text(0.28, 0.885, "line: read back", color=style.LIMIT)
         self.figure.text(0.915, 0.885, "code", color=style.INK)
         self._axes.set(xlim=(0, 128), xlabel="token", ylabel="value")
         self._side.set(xlim=(0, 1), xticks=[], yticklabels=[], xlabel="how often")
