@@ -4,11 +4,18 @@ import numpy as np
 
 
 def attention_weights(xp, q, k):
-    """Weights of each query's keys, [kv_heads, query heads of each, queries, tokens]."""
-    (num_heads, n, head_dim), (num_kv_heads, num_tokens, _) = q.shape, k.shape
-    grouped = q.reshape(num_kv_heads, num_heads // num_kv_heads, n, head_dim)
-    scores = grouped @ k[:, None].swapaxes(-1, -2) * head_dim**-0.5
-    position = xp.arange(num_tokens)
-    scores = xp.where(position <= position[num_tokens - n :, None], scores, -np.inf)
-    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    """Weights of each query's keys, [kv_heads, query heads of each, queries, (versions,) tokens].
+
+    Queries are [heads, n, d], the last n of the sequence; keys [kv_heads, (versions,) tokens, d].
+    """
+    (num_heads, n, head_dim), (num_kv_heads, *versions, num_tokens, _) = q.shape, k.shape
+    queries = q.reshape(num_kv_heads, -1, head_dim) * head_dim**-0.5
+    weights = queries @ k.reshape(num_kv_heads, -1, head_dim).swapaxes(1, 2)
+    weights = weights.reshape(num_kv_heads, num_heads // num_kv_heads, n, *versions, num_tokens)
+    last_seen = xp.arange(num_tokens - n, num_tokens).reshape(n, *[1] * (len(versions) + 1))
+    weights += xp.where(xp.arange(num_tokens) > last_seen, -np.inf, 0).astype(weights.dtype)
+    weights -= weights.max(axis=-1, keepdims=True)
+    # Of less than e**-80 exp would make denormals, which multiply very slowly.
+    weights = xp.exp(xp.where(weights < -80, -np.inf, weights))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights

@@ -15,6 +15,7 @@ from kvlib.gather import gather_bytes, gather_kv
 from kvlib.memory import bits_per_value, kv_bytes_per_token, max_sequences, sequence_kv_bytes
 from kvlib.models import LayerGroup, ModelShape
 from kvlib.plan import plan
+from kvlib.quantization import quantize_per_channel_asymmetric, quantize_per_channel_symmetric
 from kvlib.sharing import prefix_saving_blocks, shareable_tokens
 from kvlib.token_selection import freed_blocks, keep_highest, keep_recent
 
@@ -796,6 +797,79 @@ def check_tier_saves(answer):
         computed = recompute_seconds(512, tokens_per_second)
         copied = refill_seconds(block_bytes, bytes_per_second)
         return (hits_with_tier - hits_gpu) * (computed - copied)
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_symmetric_code(answer):
+    """Check exercise 5.1: the symmetric code of a value.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``symmetric_code(value, largest, bits)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        largest = rng.uniform(0.1, 20)
+        return rng.uniform(-largest, largest), largest, rng.choice([2, 4, 8])
+
+    def _expected(value, largest, bits):
+        return int(quantize_per_channel_symmetric([[value], [largest]], bits=bits).codes()[0, 0])
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_zero_point_fits(answer):
+    """Check exercise 5.2: whether a channel's int8 zero point fits into an int8.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``zero_point_fits(low, high)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        low = rng.uniform(-10, 10)
+        return low, low + rng.uniform(0.5, 10)
+
+    def _expected(low, high):
+        zero_point = quantize_per_channel_asymmetric([[low], [high]]).zero_point
+        return bool(-128 <= zero_point[0] <= 127)
+
+    return _check(answer, _make_case, _expected)
+
+
+def check_cheapest(answer):
+    """Check exercise 5.3: the scheme of fewest bytes among those that are exact enough.
+
+    Parameters
+    ----------
+    answer : callable
+        The reader's ``cheapest(schemes, limit)``.
+
+    Returns
+    -------
+    Verdict
+        PASS, NOT YET with the first case that differs, or NOT TRIED.
+    """
+
+    def _make_case(rng):
+        num_bytes = rng.sample(range(96, 768, 8), rng.randint(1, 6))
+        return [(each, round(rng.uniform(0, 0.5), 3)) for each in num_bytes] + [(768, 0.0)], 0.2
+
+    def _expected(schemes, limit):
+        return min(scheme for scheme in schemes if scheme[1] <= limit)
 
     return _check(answer, _make_case, _expected)
 

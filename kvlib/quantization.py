@@ -46,8 +46,7 @@ from kvlib._attention import attention_weights
 from kvlib._validate import one_of, whole
 from kvlib.backend import THREADS, array_module, launch
 
-_CHUNK_BYTES = 512 * 1024  # small enough for the caches, large enough to hide the cost of a call
-_CHUNKS_PER_BAND = 4  # still in the L3 cache when their codes are written
+_CHUNK_BYTES = 1024 * 1024  # small enough for the caches, large enough to hide a call's cost
 _INT_OF_WIDTH = {2: np.int16, 4: np.int32, 8: np.int64}
 _FLOATS = (np.float16, np.float32, np.float64)
 _IN_CUDA = {np.dtype(np.float16): "u16", np.dtype(np.float32): "float"}  # names in kernels.cu
@@ -137,20 +136,19 @@ class QuantizedTensor:
         last = [axis] if pooled else [token_axis, axis]
         order = [i for i in range(ndim) if i not in last] + last
         vars(self).update(axis=axis, token_axis=token_axis, _order=order, _kept=len(last))
-        batch, tokens, channels = self._merged(self.shape)
-        run = max(1, tokens, channels) if self.group_size is None else self.group_size
+        batch, *flat = self._merged(self.shape)
+        run = max(1, *flat) if self.group_size is None else self.group_size
         run = whole("group_size", run, low=1)
-        run_t = min(tokens, 1 if self.granularity == "token" else run)
-        run_c = min(channels, 1 if self.granularity == "channel" else run)
-        run_t, run_c = max(1, run_t), max(1, run_c)
+        alone = {"channel": 1, "token": 0}.get(self.granularity)  # axis whose entries share nothing
+        tile = [1 if i == alone else max(1, min(run, count)) for i, count in enumerate(flat)]
         lowest = {None: 1 - half, "point": -half, "minimum": 0}[self.zero]
         vars(self).update(
-            _flat=(batch, tokens, channels),
-            _tile=(run_t, run_c),
-            _grid=(batch, -(-tokens // run_t), -(-channels // run_c)),
+            _flat=(batch, *flat),
+            _tile=tile,
+            _grid=(batch, *(-(-count // run) for count, run in zip(flat, tile, strict=True))),
             _lowest=lowest,
-            _highest=2 * half - 1 if self.zero == "minimum" else half - 1,
             _levels=2 * half - 1 if self.zero else half - 1,  # steps of a group's scale
+            _highest=2 * half - 1 if self.zero == "minimum" else half - 1,
             _offset=np.uint8(half if lowest and self.bits < 8 else 0),  # makes packed codes >= 0
             _codes=np.dtype(np.int8 if lowest else np.uint8),
             # With an offset float32 quotients would break the bound that `quantize` states.
@@ -214,46 +212,40 @@ class QuantizedTensor:
         for i in range(runs if math.prod(self._flat) else 0):
             yield [a if a is None else a.reshape(runs, -1, a.shape[2])[i] for a in arrays]
 
-    def _bands(self, xp, num_rows, row_bytes):
-        """Yield rows whose scales are found together, as rows, groups and chunks of both."""
-        run, chunk = self._tile[0], max(1, _CHUNK_BYTES // row_bytes) if xp is np else num_rows
-        # A chunk holds some whole groups and a band some chunks; or both are one long group's.
-        step, part = (run, chunk) if run > chunk else (_CHUNKS_PER_BAND * chunk, chunk)
-        step, part = step // run * run, part // run * run or part
-        marks = sorted({*range(0, num_rows, step), num_rows - num_rows % run, num_rows})
-        for rows, groups in _cut(marks, run):
-            length = rows.stop - rows.start
-            yield rows, groups, _cut([*range(0, length, part), length], run)
-
-
-def _cut(marks, run):
-    """Return the slices between marks, of rows and of groups of `run` rows."""
-    return [(slice(a, b), slice(a // run, -(-b // run))) for a, b in pairwise(marks)]
+    def _bands(self, xp, rows):
+        """Yield rows that hold whole groups, as their groups and as chunks of the rows."""
+        chunk, run = len(rows), self._tile[0]
+        if xp is np:
+            chunk = max(1, _CHUNK_BYTES // (rows.shape[1] * self._work.itemsize))
+        # A chunk of some short groups, or one long group in chunks; a short last group by itself.
+        step, whole_groups = max(run, chunk // run * run), len(rows) // run * run
+        for a, b in pairwise(sorted({*range(0, len(rows), step), whole_groups, len(rows)})):
+            parts = [slice(start, min(start + chunk, b)) for start in range(a, b, chunk)]
+            yield slice(a // run, -(-b // run)), parts
 
 
 class _Room:
     """Buffers that a call uses again and again, so that no chunk touches fresh memory."""
 
     def __init__(self, xp):
-        self.xp, self.held, self.filled = xp, {}, {}
+        self.xp, self.held = xp, {}
 
     def __call__(self, name, shape, dtype):
-        count = math.prod(shape)
-        if name not in self.held or self.held[name].nbytes < count * dtype.itemsize:
-            # Arrays of whole pages often start 16 bytes apart modulo a page. A CPU then takes reads
-            # of one for reads of what it just wrote to the other, and waits: shift by 1 KiB.
-            shift = 1024 // dtype.itemsize
-            self.held[name] = self.xp.empty(shift + count, dtype)[shift:]
-        return self.held[name].view(dtype)[:count].reshape(shape)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if name not in self.held or self.held[name].size < num_bytes:
+            raw, start = self.xp.empty(num_bytes + 4096, np.uint8), 0
+            if self.xp is np:
+                # A CPU takes a read for one of what it just wrote if both lie alike in their pages,
+                # and waits, up to fivefold. Large arrays lie at 16: go half a page further.
+                start = (2064 - raw.ctypes.data) % 4096
+            self.held[name] = raw[start:]
+        return self.held[name][:num_bytes].view(dtype).reshape(shape)
 
-    def spread(self, name, numbers, groups, tiles):
-        """Repeat one number per group over the values of its tile, unless that was done last."""
-        values, wanted = self(name, tiles.shape, numbers.dtype), (groups, tiles.shape)
-        last, done = self.filled.get(name, (None, None))
-        if last is not numbers or done != wanted:
-            self.filled[name] = numbers, wanted
-            values[:] = numbers[groups, None, :, None]
-        return values
+    def per_group(self, name, numbers, work):
+        """Copy a number per group, shaped to be broadcast over tiles."""
+        kept = self(name, numbers.shape, work)
+        kept[:] = numbers
+        return kept[:, None, :, None]
 
 
 def _fit(xp, low, high, qt):
@@ -304,23 +296,6 @@ def _definition(values, qt):
     return np.clip(codes, qt._lowest, qt._highest), scale, zero
 
 
-def _keys(room, values, symmetric):
-    """Return integers that order like the values (symmetric: like their magnitudes).
-
-    They are the bits of the floats, all but the sign of a negative flipped; the same again leads
-    back. NaN comes out as an extreme, float16 needs no conversion, and short runs of integers are
-    reduced faster than floats.
-    """
-    bits = values.view(_INT_OF_WIDTH[values.itemsize])
-    most, keys = np.iinfo(bits.dtype).max, room("work", bits.shape, bits.dtype)
-    if symmetric:
-        return np.bitwise_and(bits, most, out=keys)
-    np.right_shift(bits, 8 * values.itemsize - 1, out=keys)
-    keys &= most
-    keys ^= bits
-    return keys
-
-
 def _tiles(xp, rows, qt):
     """View [rows, channels] as [groups, tokens, groups, channels]; fill a short last group up."""
     short = -rows.shape[1] % qt._tile[1]
@@ -329,21 +304,18 @@ def _tiles(xp, rows, qt):
     return rows.reshape(-(-len(rows) // qt._tile[0]), -1, qt._grid[2], qt._tile[1])
 
 
-def _extremes(xp, room, band, chunks, qt):
+def _extremes(xp, room, tiles, qt):
     """Return every group's lowest and highest value (symmetric: 0 and the largest magnitude)."""
-    found = {"min": [], "max": []} if qt.zero else {"max": []}
-    for rows, _ in chunks:
-        keys = _keys(room, _tiles(xp, band[rows], qt), qt.zero is None)
-        for extreme, parts in found.items():
-            parts.append(getattr(keys, extreme)(axis=(1, 3)))
-    ends = []
-    for extreme, parts in found.items():
-        keys = xp.concatenate(parts)
-        if len(band) <= qt._tile[0]:  # one group, in parts
-            keys = getattr(keys, extreme)(axis=0, keepdims=True)
-        end = _keys(room, keys.view(band.dtype), qt.zero is None).view(band.dtype)
-        ends.append(end.astype(qt._work))
-    return ends if qt.zero else (0, *ends)
+    if qt.zero:
+        values = _widen(xp, room, tiles, np.result_type(tiles.dtype, np.float32))
+        with np.errstate(over="ignore"):  # back in float16, what was not finite is infinite again
+            return [end(axis=(1, 3)).astype(tiles.dtype) for end in (values.min, values.max)]
+    # The bits of a magnitude order like it, and short runs of integers are reduced faster. NaN is
+    # the largest, and float16 needs no conversion.
+    bits = tiles.view(_INT_OF_WIDTH[tiles.itemsize])
+    bits = xp.bitwise_and(bits, np.iinfo(bits.dtype).max, out=room("work", bits.shape, bits.dtype))
+    high = bits.max(axis=(1, 3)).view(tiles.dtype)
+    return xp.zeros_like(high), high
 
 
 def _widen(xp, room, values, work):
@@ -365,31 +337,36 @@ def _widen(xp, room, values, work):
 
 def _quantize_rows(xp, rows, packed, scale, zero, qt):
     """Fill codes, scales and zero points of [rows, channels], band by band."""
-    room, (num_rows, channels) = _Room(xp), rows.shape
-    for band, fits, chunks in qt._bands(xp, num_rows, channels * qt._work.itemsize):
-        low, high = _extremes(xp, room, rows[band], chunks, qt)
-        scale[fits], divisor, offset = _fit(xp, low, high, qt)
-        if zero is not None:
-            zero[fits] = offset
-            offset = offset.astype(qt._work)
-        for part, groups in chunks:
-            values = _widen(xp, room, _tiles(xp, rows[band][part], qt), qt._work)
+    room = _Room(xp)
+    for groups, parts in qt._bands(xp, rows):
+        tiles = [_tiles(xp, rows[part], qt) for part in parts]
+        lows, highs = zip(*(_extremes(xp, room, tile, qt) for tile in tiles), strict=True)
+        low, high = xp.stack(lows).min(axis=0), xp.stack(highs).max(axis=0)
+        scale[groups], divisor, offset = _fit(xp, low.astype(qt._work), high.astype(qt._work), qt)
+        divisor = room.per_group("scale", divisor, qt._work)
+        if qt.zero:
+            zero[groups], offset = offset, room.per_group("zero", offset, qt._work)
+        for part, tile in zip(parts, tiles, strict=True):
+            values = _widen(xp, room, tile, qt._work)
             steps = room("work", values.shape, qt._work)
             if qt.zero == "minimum":
-                values = xp.subtract(values, room.spread("zero", offset, groups, steps), out=steps)
-            xp.divide(values, room.spread("scale", divisor, groups, steps), out=steps)
+                values = xp.subtract(values, offset, out=steps)
+            xp.divide(values, divisor, out=steps)
             xp.rint(steps, out=steps)
             if qt.zero == "point":
                 # Only here can a code need clipping: other quotients end within the last code.
-                steps += room.spread("zero", offset, groups, steps)
+                steps += offset
                 xp.minimum(steps, qt._highest, out=steps)
-            flat = steps.reshape(part.stop - part.start, -1)[:, :channels]
-            _pack(room, flat, packed[band][part], qt)
+            flat = steps.reshape(part.stop - part.start, -1)[:, : rows.shape[1]]
+            _pack(room, flat, packed[part], qt)
 
 
 def _pack(room, steps, packed, qt):
     """Put 8 // bits codes into a byte, the first in the low bits; pad each row to a byte."""
     bits, channels = qt.bits, steps.shape[1]
+    if bits == 8:
+        packed.view(qt._codes)[:] = steps
+        return
     codes = room("codes", (len(steps), packed.shape[1] * 8 // bits), np.dtype(np.uint8))
     codes[:, channels:] = 0
     used = codes[:, :channels]
@@ -397,8 +374,8 @@ def _pack(room, steps, packed, qt):
     used += qt._offset
     while bits < 8:
         pairs = codes.view("<u2")  # the first code of a pair below the second
-        pairs, bits = pairs | pairs >> (8 - bits), bits * 2
-        codes = pairs.astype(np.uint8) if bits < 8 else pairs  # whose low bytes are kept
+        pairs |= pairs >> (8 - bits)
+        codes, bits = pairs.astype(np.uint8), bits * 2
     packed[:] = codes
 
 
@@ -426,22 +403,22 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
     else:
         once, reach = offset < 2**23, (2**qt.bits + offset) * steepest
     work = np.dtype(np.float32 if once and reach < 2.0**127 else np.float64)
-    scale, zero = (a if a is None else a.astype(work) for a in (scale, zero))
-    for band, fits, chunks in qt._bands(xp, len(out), out.shape[1] * work.itemsize):
-        scales, zeros = scale[fits], None if zero is None else zero[fits]
-        for part, groups in chunks:
-            target = out[band][part]
+    scale = room.per_group("scale", scale, work)
+    zero = room.per_group("zero", zero, work) if qt.zero else None
+    for groups, parts in qt._bands(xp, out):
+        for part in parts:
+            target = out[part]
             padded = len(target), qt._grid[2] * qt._tile[1]
             direct = work == np.float32 and target.shape == padded
             values = target if direct else room("work", padded, work)
-            values[:, : out.shape[1]] = _unpack(packed[band][part], qt)
+            values[:, : out.shape[1]] = _unpack(packed[part], qt)
             values[:, out.shape[1] :] = 0
             tiles = _tiles(xp, values, qt)
             if qt.zero == "point":
-                tiles -= room.spread("zero", zeros, groups, tiles)
-            tiles *= room.spread("scale", scales, groups, tiles)
+                tiles -= zero[groups]
+            tiles *= scale[groups]
             if qt.zero == "minimum":
-                tiles += room.spread("zero", zeros, groups, tiles)
+                tiles += zero[groups]
             if not direct:
                 largest = float(np.finfo(np.float32).max)
                 target[:] = values[:, : out.shape[1]].clip(-largest, largest)
@@ -850,15 +827,70 @@ def quantization_error(original, qt):
     }
 
 
-def attention_output_error(q, k, v, k_hat, v_hat):
-    """Compare attention over quantized keys and values with attention over the originals [ratio].
+def attention_output(q, k, v):
+    """Let queries attend causally over keys and values [unit of v].
 
     Parameters
     ----------
     q : array_like
         The last n queries, ``(num_heads, n, head_dim)``.
-    k, v : array_like
-        Keys and values, ``(num_kv_heads, num_tokens, head_dim)``; v may have a width of its own.
+    k : array_like
+        Keys, ``(num_kv_heads, num_tokens, head_dim)``, or several versions of them at once,
+        ``(num_kv_heads, num_versions, num_tokens, head_dim)``.
+    v : array_like
+        Values, ``(num_kv_heads, num_tokens, width)``; versions may lie side by side in the width.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        ``(num_heads, n, width)`` or ``(num_heads, n, num_versions, width)``, in float32, or float64
+        if any array is.
+
+    Raises
+    ------
+    TypeError
+        If an array is not of a float dtype.
+    ValueError
+        If the shapes do not fit.
+
+    Notes
+    -----
+    .. math:: o = softmax(q k^T / \\sqrt{head\\_dim}) v
+
+    The last query sits on the last key and sees all of them, the one before it one fewer. Each KV
+    head serves num_heads / num_kv_heads query heads.
+
+    References
+    ----------
+    .. [1] Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1.
+
+    Examples
+    --------
+    >>> q, k = np.array([[[9.0, 0.0]]]), np.array([[[9.0, 0.0], [0.0, 9.0]]])
+    >>> attention_output(q, k, k).round(3)
+    array([[[9., 0.]]])
+    """
+    named = {"q": q, "k": k, "v": v}
+    q, k, v = arrays = [_float_tensor(*pair) for pair in named.items()]
+    fits = (q.ndim, v.ndim) == (3, 3) and k.ndim in (3, 4)
+    fits = fits and (k.shape[0], k.shape[-2]) == v.shape[:2] and q.shape[2] == k.shape[-1]
+    if not fits or not 0 < q.shape[1] <= v.shape[1] or q.shape[0] % k.shape[0]:
+        shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
+        rule = "they must be (heads, n, d), (kv_heads, T, d) and (kv_heads, T, width)"
+        raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
+    xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
+    weights = attention_weights(xp, q.astype(work), k.astype(work))
+    output = weights.reshape(k.shape[0], -1, v.shape[1]) @ v.astype(work)
+    return output.reshape(*q.shape[:2], *k.shape[1:-2], v.shape[2])
+
+
+def attention_output_error(q, k, v, k_hat, v_hat):
+    """Compare attention over quantized keys and values with attention over the originals [ratio].
+
+    Parameters
+    ----------
+    q, k, v : array_like
+        As for `attention_output`.
     k_hat, v_hat : array_like
         What is read back instead, shaped like `k` and `v`.
 
@@ -876,12 +908,8 @@ def attention_output_error(q, k, v, k_hat, v_hat):
 
     Notes
     -----
-    .. math:: o = softmax(q k^T / \\sqrt{head\\_dim}) v
-
-    The last query sits on the last key and sees all of them, the one before it one fewer. Each KV
-    head serves num_heads / num_kv_heads query heads. Computed in float32, or float64 if any array
-    is. The error of an attention output is not the quality of an answer: a model has more layers,
-    and forgives some errors more than others.
+    The error of an attention output is not the quality of an answer: a model has more layers, and
+    forgives some errors more than others.
 
     Examples
     --------
@@ -889,18 +917,11 @@ def attention_output_error(q, k, v, k_hat, v_hat):
     >>> round(attention_output_error(q, k, k, k, k * 1.25), 9)
     0.25
     """
-    named = {"q": q, "k": k, "v": v, "k_hat": k_hat, "v_hat": v_hat}
-    q, k, v, k_hat, v_hat = arrays = [_float_tensor(*pair) for pair in named.items()]
-    fits = all(a.ndim == 3 for a in arrays) and k.shape[:2] == v.shape[:2]
-    fits = fits and (k_hat.shape, v_hat.shape, q.shape[2]) == (k.shape, v.shape, k.shape[2])
-    if not fits or not 0 < q.shape[1] <= k.shape[1] or q.shape[0] % k.shape[0]:
-        shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
-        rule = "they must be (heads, n, d), (kv_heads, T, d), (kv_heads, T, d_v), then k's and v's"
-        raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
-    xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
-    q, k, v, k_hat, v_hat = (a.astype(work) for a in arrays)
-    exact = attention_weights(xp, q, k) @ v[:, None]
-    read_back = attention_weights(xp, q, k_hat) @ v_hat[:, None]
+    if np.shape(k) != np.shape(k_hat) or np.shape(v) != np.shape(v_hat):
+        given = f"k_hat.shape={np.shape(k_hat)}, v_hat.shape={np.shape(v_hat)}"
+        raise ValueError(f"{given}; they must be k's and v's. Reshape them.")
+    exact, read_back = attention_output(q, k, v), attention_output(q, k_hat, v_hat)
+    xp = array_module(exact)
     norm = float(xp.linalg.norm(exact))
     if not norm:
         raise ValueError("||o||=0; a relative error needs an output. Pass values that are not 0.")

@@ -144,6 +144,18 @@ EXERCISES = {
         lambda gpu, tier, num_bytes, link, rate: (tier - gpu) * (512 / rate - num_bytes / link),
         lambda gpu, tier, num_bytes, link, rate: tier * (512 / rate - num_bytes / link),
     ),
+    checks.check_symmetric_code: (
+        lambda value, largest, bits: round(value / (largest / (2 ** (bits - 1) - 1))),
+        lambda value, largest, bits: round(value / (largest / 2 ** (bits - 1))),
+    ),
+    checks.check_zero_point_fits: (
+        lambda low, high: -128 <= round(-128 - low / ((high - low) / 255)) <= 127,
+        lambda low, high: high - low < 10,
+    ),
+    checks.check_cheapest: (
+        lambda schemes, limit: min(scheme for scheme in schemes if scheme[1] <= limit),
+        lambda schemes, limit: min(schemes, key=lambda scheme: scheme[1]),
+    ),
 }
 
 

@@ -2,8 +2,8 @@
 
 Every entry of data/published_numbers.json stands in exactly one table below: EXACT, PRINTED (to
 the digits that were printed), RULE (under an extra rule that has a name here), MISS (with the
-reason; the test asserts that it still misses), ELSEWHERE (with the test that checks it), NO_DATA
-(its trace is not public) or LATER (for the module that will check it).
+reason; the test asserts that it still misses), ELSEWHERE (with the test that checks it) or
+NO_DATA (its trace is not public).
 The numbers to meet are the entries' "expected"; their "recomputed" is never read.
 """
 
@@ -11,6 +11,7 @@ import math
 import re
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from kvlib import replay
@@ -25,6 +26,7 @@ from kvlib.memory import (
 )
 from kvlib.models import LayerGroup, ModelShape, load_models
 from kvlib.paged_cache import PagedKVCacheManager
+from kvlib.quantization import dequantize, quantize, quantize_per_channel_asymmetric
 from kvlib.sharing import shareable_tokens
 from kvlib.units import GiB, KiB, MiB, parse_bytes
 
@@ -266,10 +268,18 @@ def share_found_unlimited(inputs):
     return share_found(inputs, TRACE_FIGURES[inputs["trace"]]["num_unique_blocks"])
 
 
+def inverse_scale(inputs):
+    """A channel of the fallback's range: steps per unit, which the engine stores in float16."""
+    channel = np.array([[0.0], [inputs["fallback_range"]]])
+    qt = quantize_per_channel_asymmetric(channel, bits=inputs["levels"].bit_length())
+    return 1 / float(qt.scale[0])
+
+
 PRINTED = {
     "mooncake-stats-conversation": requests_and_mean_lengths,
     "thirdparty-lru-conversation": shares_found_at_percents,
     "thirdparty-inf-conversation": share_found_unlimited,
+    "openvino-37095": inverse_scale,
     "vllm-10517-20k-gib": lambda given: pool_gib(blocks_of_16(given)),
     "vllm-10517-29k-gib": lambda given: pool_gib(blocks_of_16(given)),
     "vllm-10517-20k-conc": quotient,
@@ -452,12 +462,6 @@ MISS = {
     ),
 }
 
-# --- later: the module that will check it ---
-
-LATER = {
-    "openvino-37095": "quantization",
-}
-
 # --- checked by a test of its own, below or in another file ---
 
 ELSEWHERE = {
@@ -469,7 +473,7 @@ ELSEWHERE = {
 
 NO_DATA = {"mooncake-arxiv-table1": "the arXiv paper's trace was never published in this form"}
 
-TABLES = (EXACT, PRINTED, RULE, MISS, ELSEWHERE, NO_DATA, LATER)
+TABLES = (EXACT, PRINTED, RULE, MISS, ELSEWHERE, NO_DATA)
 
 
 def agrees(found, published, same):
@@ -547,6 +551,20 @@ def test_blocks_leave_in_the_order_of_the_free_queue():
             if result.leading_hits[-1] == 0:
                 order.append(block)
     assert [7, 8, 9, *order] == entry["expected"]
+
+
+def test_the_inverse_scale_overflows_float16_and_the_stored_scale_does_not():
+    inputs, expected = (ENTRY["openvino-37095"][key] for key in ("inputs", "expected"))
+    assert expected > inputs["fp16_max"]
+    channel = np.array([[0.0], [inputs["fallback_range"] / 3], [inputs["fallback_range"]]])
+    qt = quantize(channel, symmetric=False, scale_dtype="float16", zero="minimum")
+    assert 0 < qt.scale.min() <= qt.scale.max() < inputs["fp16_max"]
+    assert abs(dequantize(qt) - channel).max() <= float(qt.scale.max()) / 2 + 1e-9
+    # Nor does a constant channel need a fallback: its scale is its own magnitude.
+    constant = np.full((3, 1), 0.37)
+    qt = quantize_per_channel_asymmetric(constant)
+    assert qt.scale.tolist() == np.float32([0.37]).tolist()
+    assert (dequantize(qt) == np.float32(0.37)).all()
 
 
 def test_the_engine_had_less_than_the_logged_rank():

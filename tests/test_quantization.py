@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from kvlib import _data, quantization
 from kvlib.quantization import (
+    attention_output,
     attention_output_error,
     dequantize,
     load_kv_sample,
@@ -505,9 +506,8 @@ def test_chunks_change_nothing(monkeypatch, dtype):
     whole = [quantize(values, **scheme) for values, scheme in cases]
     read = [dequantize(qt) for qt in whole]
     # Rows of 21 values: chunks of 1, 3 or 13 rows, so that groups of 8 and 20 fit some, not all.
-    for chunk_rows, chunks_per_band in ((1, 4), (3, 8), (13, 2)):
+    for chunk_rows in (1, 3, 13):
         monkeypatch.setattr(quantization, "_CHUNK_BYTES", chunk_rows * 21 * 8)
-        monkeypatch.setattr(quantization, "_CHUNKS_PER_BAND", chunks_per_band)
         for (values, scheme), expected, expected_read in zip(cases, whole, read, strict=True):
             qt = quantize(values, **scheme)
             assert (qt.data == expected.data).all(), scheme
@@ -683,6 +683,24 @@ def test_attention_error_against_loops():
     assert attention_output_error(q, k, v, k, 2 * v) == pytest.approx(1)
 
 
+def test_attention_serves_several_versions_of_keys_and_values():
+    rng = np.random.default_rng(7)
+    q, k, v = (rng.normal(size=shape) for shape in ((4, 3, 8), (2, 9, 8), (2, 9, 5)))
+    both = attention_output(q, k, np.concatenate([v, 3 * v], axis=2))
+    assert both.shape == (4, 3, 10)
+    np.testing.assert_allclose(both[..., :5], naive_attention(q, k, v), rtol=1e-12)
+    np.testing.assert_allclose(both[..., 5:], 3 * naive_attention(q, k, v), rtol=1e-12)
+    versions = attention_output(q, np.stack([k, 2 * k], axis=1), v)
+    assert versions.shape == (4, 3, 2, 5)
+    for i in (0, 1):
+        expected = naive_attention(q, (i + 1) * k, v)
+        np.testing.assert_allclose(versions[:, :, i], expected, rtol=1e-12)
+    # A key that nobody looks at weighs nothing, though exp would leave a denormal.
+    far = np.array([[[0.0], [-95.0]]], f32)
+    seen = attention_output(np.ones((1, 1, 1), f32), far, np.array([[[1.0], [2.0**126]]], f32))
+    assert seen.tolist() == [[[1.0]]]
+
+
 def test_attention_error_refuses_what_does_not_fit():
     q, k = np.ones((4, 2, 8)), np.ones((2, 5, 8))
     for arrays in (
@@ -693,7 +711,7 @@ def test_attention_error_refuses_what_does_not_fit():
         (q, k, k, k[:1], k),
         (q[:, :0], k, k, k, k),
     ):
-        with pytest.raises(ValueError, match=r"q\.shape=.*Reshape them"):
+        with pytest.raises(ValueError, match=r"shape=.*Reshape them"):
             attention_output_error(*arrays)
     with pytest.raises(ValueError, match="not 0"):
         attention_output_error(q, k, 0 * k, k, k)
@@ -733,6 +751,41 @@ def test_the_recorded_errors_of_a_real_model(zero, scale_dtype, layer, attention
     assert rmse == pytest.approx(relative_rmse, rel=0.02)
     assert rmse[1] < rmse[0]  # per channel is closer to the values ...
     assert found[4] > 2 * found[3]  # ... and more than twice as far from the attention output
+
+
+def test_true_bytes_of_a_layer_by_hand():
+    # 3 heads x 1,024 tokens x 64 values: 98,304 bytes of int4; groups of 32 make 6,144 pairs of a
+    # float16 scale and minimum, 24,576 bytes. Keys and values: 240 bytes a token, fp16 takes 768.
+    sample = load_kv_sample()[4]
+    schemes = {"bits": 4, "symmetric": False, "zero": "minimum", "scale_dtype": "float16"}
+    for granularity in ("channel", "token"):
+        qt = quantize(sample.k, granularity=granularity, group_size=32, **schemes)
+        assert qt.nbytes == 98_304 + 24_576 == 120 * 1024
+    # Without groups a channel's scale serves 1,024 tokens (192 of them), a token's 64 channels.
+    assert quantize(sample.v, **schemes).nbytes == 98_304 + 192 * 4
+    assert quantize(sample.v, granularity="token", **schemes).nbytes == 98_304 + 3072 * 4
+
+
+def test_what_attention_looks_at_is_small_and_decides_about_values():
+    # Chapter 5: int4 values per token beat those per channel at the attention output, until the 16
+    # tokens that draw most attention are kept exact; then it is the other way round.
+    for layer in load_kv_sample().values():
+        k, v, q, received = layer
+        drawn = np.argsort(-received.sum(axis=0, dtype=f64))[:16]
+        found = []
+        for granularity in ("channel", "token"):
+            read = dequantize(
+                quantize(
+                    v, bits=4, symmetric=False, zero="minimum", scale_dtype="float16",
+                    granularity=granularity, group_size=32,
+                )
+            )  # fmt: skip
+            found.append(attention_output_error(q, k, v, k, read))
+            read[:, drawn] = v[:, drawn]
+            found.append(attention_output_error(q, k, v, k, read))
+        per_channel, per_channel_exact, per_token, per_token_exact = found
+        assert per_channel > 1.8 * per_token
+        assert per_channel_exact < per_token_exact
 
 
 def test_published_cache_sizes_follow_from_bytes_held():

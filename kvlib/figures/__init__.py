@@ -7,6 +7,7 @@ from kvlib.figures.memory import FactorTiles, MemoryCurve, ModelCurves
 from kvlib.figures.picture import Picture
 from kvlib.figures.plan import EvictionCost, Levers, Waterfall
 from kvlib.figures.pool import BlockPool, ForkSaving, PromptBar
+from kvlib.figures.quantization import ErrorMaps, IntegerGrid, Tradeoff
 from kvlib.figures.replay import HitRatio, PolicyBars, PolicyMap, TenantUsage
 from kvlib.figures.start import WhyCache, contact_sheet
 from kvlib.figures.tokens import ErrorCurves, KeptBlocks, RuleCurves
@@ -15,11 +16,13 @@ __all__ = [
     "BlockPool",
     "DecodeStep",
     "ErrorCurves",
+    "ErrorMaps",
     "EvictionCost",
     "EvictionTable",
     "FactorTiles",
     "ForkSaving",
     "HitRatio",
+    "IntegerGrid",
     "KeptBlocks",
     "Levers",
     "MemoryCurve",
@@ -35,6 +38,7 @@ __all__ = [
     "SequenceBlocks",
     "SmallCurves",
     "TenantUsage",
+    "Tradeoff",
     "Waterfall",
     "WaysBack",
     "WhyCache",

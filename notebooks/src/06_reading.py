@@ -185,11 +185,11 @@ panel.Panel(
 # %% [markdown]
 # ## Bytes moved, and what fusing saves
 #
-# $$b = r \, b_{stored} + w \, b_{plain} \tag{6.3}$$
+# $$b_{moved} = r \, b_{stored} + w \, b_{plain} \tag{6.3}$$
 #
 # | symbol | name in code | meaning | unit | value today |
 # |---|---|---|---|---|
-# | $b$ | `gather_bytes` | moved before attention can start | bytes | 5 per value |
+# | $b_{moved}$ | `gather_bytes` | moved before attention can start | bytes | 5 per value |
 # | $b_{stored}$ | `stored_bytes` | as the pool stores these tokens, scales included | bytes | 1 per value |
 # | $b_{plain}$ | `plain_bytes` | the same values as attention computes with them | bytes | 2 per value |
 # | $r, w$ | `path` | how often each is read or written | - | 3, 1 |
