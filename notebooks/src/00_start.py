@@ -69,6 +69,7 @@ panel.Panel(
 # | [2 · Why does a sequence pay for tokens it does not have?](02_blocks.ipynb) | how many tokens a block should hold, and what a server that reserves the longest length gives away. | 15 + 10 |
 # | [3 · When does one more token cost a block?](03_lifecycle.ipynb) | how many free blocks a scheduler must hold back before it lets a batch decode on. | 20 |
 # | [4 · How much does a shared prefix save, and when does the saving end?](04_sharing.ipynb) | whether to share or copy a prompt, and whether padding it to a whole block pays. | 25 |
+# | [5 · What does one bit less cost?](05_quantization.ipynb) | how many bits keys and values may lose, who shares a scale, and what the true bytes are. | 25 + 10 |
 # | [6 · Where do the bytes go when attention reads a paged cache?](06_reading.ipynb) | whether a batch is limited by weights or by caches, and whether a quantized cache also saves time. | 15 + 10 |
 # | [7 · The budget is full. Who leaves?](07_eviction.ipynb) | which policy picks the victim, how much a tenant may hold, and whether an evicted context is recomputed or copied back from host memory. | 25 + 15 |
 # | [8 · What does a policy cost on real traffic?](08_replay.ipynb) | whether to buy memory or to change the policy, and which policy. | 25 + 25 |
@@ -142,9 +143,14 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | (4.1) $\Delta M = (k - 1) \, M(T_{prefix})$ | `sharing.prefix_saving_bytes` | [4](04_sharing.ipynb) | [test_sharing.py](../tests/test_sharing.py) |
 # | (4.2) $n_{saved} = (k - 1) \left\lfloor \frac{T_{prefix}}{B_{block}} \right\rfloor + [\,T_{prefix} \bmod B_{block} > 0\,] \, \max(0,\ k - 1 - k_w)$ | `sharing.prefix_saving_blocks` | [4](04_sharing.ipynb) | [test_sharing.py](../tests/test_sharing.py) |
 # | (4.3) $T_{reused} = \left\lfloor \frac{\min(T_{prefix},\ T - 1)}{B_{block}} \right\rfloor B_{block}$ | `sharing.shareable_tokens` | [4](04_sharing.ipynb) | [test_sharing.py](../tests/test_sharing.py) |
+# | (5.1) $\text{scale}_c = \frac{\max \vert x_c\vert }{q_{max}}, \qquad q_c = \text{clip}\left(\text{round}\left(\frac{x_c}{\text{scale}_c}\right), -q_{max}, q_{max}\right)$ | `quantization.quantize_per_channel_symmetric` | [5](05_quantization.ipynb) | [test_quantization.py](../tests/test_quantization.py) |
+# | (5.2) $\text{scale}_c = \frac{\max x_c - \min x_c}{q_{max} - q_{min}}, \qquad \text{zero}_c = \text{round}\left(q_{min} - \frac{\min x_c}{\text{scale}_c}\right)$ | `quantization.quantize_per_channel_asymmetric` | [5](05_quantization.ipynb) | [test_quantization.py](../tests/test_quantization.py) |
+# | (5.3) $q_c = \text{clip}\left(\text{round}\left(\frac{x_c}{\text{scale}_c}\right) + \text{zero}_c, q_{min}, q_{max}\right), \qquad \hat{x}_c = (q_c - \text{zero}_c) \cdot \text{scale}_c$ | `quantization.dequantize` | [5](05_quantization.ipynb) | [test_quantization.py](../tests/test_quantization.py) |
+# | (5.4) $s = b + \frac{b_{scale} + b_{zero}}{G}$ | `memory.bits_per_value` | [5](05_quantization.ipynb) | [test_memory.py](../tests/test_memory.py) |
+# | (5.5) $e = \frac{\lVert o' - o \rVert}{\lVert o \rVert}, \qquad o = \text{softmax}\left(\frac{q k^T}{\sqrt{d_{head}}}\right) v$ | `quantization.attention_output_error` | [5](05_quantization.ipynb) | [test_quantization.py](../tests/test_quantization.py) |
 # | (6.1) $out_t = pool[\,table[\lfloor t / B_{block} \rfloor],\; t \bmod B_{block}\,]$ | `gather.gather_kv` | [6](06_reading.ipynb) | [test_gather.py](../tests/test_gather.py) |
 # | (6.2) $t_{step} = \Big(W + \sum_i M(T_i)\Big) / v$ | `gather.decode_seconds_per_token` | [6](06_reading.ipynb) | [test_gather.py](../tests/test_gather.py) |
-# | (6.3) $b = r \, b_{stored} + w \, b_{plain}$ | `gather.gather_bytes` | [6](06_reading.ipynb) | [test_gather.py](../tests/test_gather.py) |
+# | (6.3) $b_{moved} = r \, b_{stored} + w \, b_{plain}$ | `gather.gather_bytes` | [6](06_reading.ipynb) | [test_gather.py](../tests/test_gather.py) |
 # | (7.1) $\text{overflow} = \max(0,\; U + \Delta b - B_{total})$ | `eviction.overflow_blocks` | [7](07_eviction.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
 # | (7.2) $\text{LRU: } \arg\min_i\, t_i \qquad \text{LFU: } \arg\min_i\, (c_i,\, t_i)$ | `eviction.LFUPolicy.select_victim` | [7](07_eviction.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
 # | (7.3) $q_t = \frac{w_t}{\sum_{t'} w_{t'}}\, B_{total}, \qquad u_t = \sum_{i \in t} n_i, \qquad t^* = \arg\max_{t:\, u_t > q_t} (u_t - q_t), \qquad \text{Fair: } \arg\min_{i \in t^*} t_i$ | `eviction.FairPolicy.select_victim` | [7](07_eviction.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
@@ -182,7 +188,7 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | $t_{step}$ | `decode_seconds_per_token` | least time of one decode step | s | 解码一步的下限时间 |
 # | $W$ | `weight_bytes` | weights that a step reads | bytes | 权重字节数 |
 # | $v$ | `bytes_per_second` | memory bandwidth | bytes/s | 显存带宽 |
-# | $b$ | `gather_bytes` | moved before attention can start | bytes | 读取搬运量 |
+# | $b_{moved}$ | `gather_bytes` | moved before attention can start | bytes | 读取搬运量 |
 # | $b_{stored}$ | `stored_bytes` | as the pool stores these tokens, scales included | bytes | 存储字节数 |
 # | $b_{plain}$ | `plain_bytes` | the same values as attention computes with them | bytes | 计算字节数 |
 # | $r, w$ | `path` | how often each is read or written | - | 读写次数 |
@@ -239,6 +245,17 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | $J$ | `eviction_objective` | the three costs of a policy, weighed; smaller is better | - | 驱逐目标函数 |
 # | $\alpha, \beta, \gamma$ | `alpha`, `beta`, `gamma` | weights of misses, recomputing, unfairness; only their proportions matter | - | 三项权重 |
 # | $T_{again}$ | `recompute_tokens` | tokens that an eviction made a request compute again | tokens | 重算 token 数 |
+# | $x_c$ | `tensor` | values that share a scale, here one channel | value | 一个通道的值 |
+# | $q_c$ | `codes` | stored integers | - | 量化码 |
+# | $q_{min}, q_{max}$ | `q_min`, `q_max` | lowest and highest code | - | 最小码、最大码 |
+# | $\text{scale}_c$ | `scale` | distance of two neighbouring levels | value | 缩放系数 |
+# | $\text{zero}_c$ | `zero_point` | code that stands for 0 | - | 零点 |
+# | $\hat{x}_c$ | `dequantize` | what is read back | value | 反量化值 |
+# | $b_{scale}, b_{zero}$ | `scale_dtype` | width of a stored scale, of a zero point or minimum | bits | 缩放系数、零点的位宽 |
+# | $G$ | `group_size` | values that share a scale | elements | 分组大小 |
+# | $o, o'$ | `attention_output` | attention over exact, over read-back keys and values | value | 注意力输出 |
+# | $e$ | `attention_output_error` | how far the attention output is off | - | 注意力输出误差 |
+# | $b$ | `bits` | width of a code | bits | 码宽 |
 #
 # <!-- /symbols -->
 #
