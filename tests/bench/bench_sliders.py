@@ -60,21 +60,21 @@ _WATCH = """(root) => {
 
 
 def milliseconds(page, root, slider):
-    """Press arrow keys, one after the picture has settled; return the times."""
-    times = []
+    """Press arrow keys to one end and back, each after the last picture has settled."""
+    times, forth = [], True
     slider.scroll_into_view_if_needed()
     slider.focus()
     for press in range(PRESSES + 3):
-        value = float(slider.get_attribute("aria-valuenow"))
-        last = float(slider.get_attribute("aria-valuemax"))
-        turn = 2 * last
-        key = "ArrowRight" if (press + value) % turn < last and value < last else "ArrowLeft"
+        value, first, last = (
+            float(slider.get_attribute(f"aria-value{which}")) for which in ("now", "min", "max")
+        )
+        forth = value < last if forth else value <= first
+        page.wait_for_timeout(450)  # until the last picture is sharp and nothing moves
         root.evaluate(_WATCH)
-        slider.press(key)
+        page.keyboard.press("ArrowRight" if forth else "ArrowLeft")
         time = page.evaluate("() => window.painted")
         if press >= 3 and time is not None:
             times.append(time)
-        page.wait_for_timeout(60)
     return times
 
 
