@@ -17,11 +17,12 @@ from kvlib.models import ModelShape, load_models
 # A drag is over when nothing moved for this long: then sharpen the picture, announce the sentence.
 _IDLE_SECONDS = 0.25
 # The browser first paints the picture; words and boxes that arrive meanwhile would hold it up.
-_PAINT_SECONDS = 0.03
+_PAINT_SECONDS = 0.06
 # JupyterLab answers widgets from more than one thread of the kernel; matplotlib bears only one.
 _ONE_AT_A_TIME = threading.RLock()
 # Four lines, so that the page does not jump; long calls break anywhere.
 _READABLE = "line-height:1.45;min-height:5.8em;overflow-wrap:anywhere"
+_FITTING = "display:block;max-width:100%;height:auto"
 _HIDDEN = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
 
 
@@ -43,6 +44,12 @@ class _Control(widgets.Box):
     def disabled(self, off):
         for part in self.children:
             part.disabled = off
+
+
+class _Thumb(widgets.IntSlider):
+    """A slider that the kernel does not answer with its own value: the answer is the picture."""
+
+    value = traitlets.CInt().tag(sync=True, echo_update=False)
 
 
 class Slider(_Control):
@@ -76,7 +83,7 @@ class Slider(_Control):
             value, min=low, max=high, step=1 if is_whole else 0.01, description=label,
             style={"description_width": "110px"}, layout={"width": "215px"},
         )  # fmt: skip
-        self.thumb = widgets.IntSlider(
+        self.thumb = _Thumb(
             self._nearest(value), min=0, max=self.steps.size - 1, readout=False,
             layout={"flex": "1 1 90px", "min_width": "90px", "width": "auto"},
         )  # fmt: skip
@@ -252,7 +259,7 @@ class Panel(widgets.VBox):
 
     Notes
     -----
-    The picture is an Image widget, never an Output widget. The browser sends a slider's next value
+    The picture is an HTML widget, never an Output widget. The browser sends a slider's next value
     only when the kernel has answered the last one, so a slow kernel skips values but never queues
     them, and the last value always arrives. The stored cell keeps the picture and the sentence.
     """
@@ -266,11 +273,7 @@ class Panel(widgets.VBox):
         self._picks, self._is_veiled = [], guess is not None
         self._words = widgets.HTML()
         self._announced = widgets.HTML()
-        self._image = widgets.Image(
-            format="png", width=str(picture.width), height=str(picture.height),
-            layout={"max_width": "100%", "height": "auto", "object_fit": "contain"},
-        )  # fmt: skip
-        self._image.add_class("kv-picture")
+        self._image = widgets.HTML()
         self._words.add_class("kv-sentence")
         reset = widgets.Button(
             description="Reset", tooltip="Back to the values in the text", layout={"width": "auto"}
@@ -388,7 +391,14 @@ class Panel(widgets.VBox):
             self.sentence = self.picture.update(**numbers)
         if self._is_veiled:
             cover = self._guess.question
-        self._image.value = self.picture.png(scale, cover=cover)
+        png = base64.b64encode(self.picture.png(scale, cover=cover)).decode()
+        words = html.escape(cover or self.sentence.replace("`", ""))
+        extent = f'width="{self.picture.width}" height="{self.picture.height}"'
+        # Inside the page, not behind a link: the browser decodes it before it paints the frame.
+        self._image.value = (
+            f'<img class="kv-picture" style="{_FITTING}" decoding="sync" {extent} '
+            f'alt="{words}" src="data:image/png;base64,{png}">'
+        )
 
     def _say(self):
         with _ONE_AT_A_TIME:

@@ -3,6 +3,7 @@
 import base64
 import io
 import random
+import re
 import sys
 import threading
 import time
@@ -52,6 +53,18 @@ def make_panel(**more):
     )
 
 
+def shown(panel):
+    return base64.b64decode(re.search('base64,([^"]+)', panel._image.value)[1])
+
+
+def test_the_picture_has_the_sentence_as_its_alternative():
+    panel = make_panel(guess=Guess("How <long>?", ("short", "long")))
+    assert 'alt="How &lt;long&gt;?"' in panel._image.value
+    assert panel.sentence not in panel._image.value
+    panel.reveal("long")
+    assert 'alt="total 30 memory.f(30)"' in panel._image.value
+
+
 def test_a_drag_moves_box_value_sentence_and_picture():
     panel = make_panel()
     before = panel._image.value
@@ -94,7 +107,7 @@ def test_values_without_an_answer_are_explained_over_a_bare_picture():
     panel = make_panel()
     panel.set(a=100, b=100)
     assert panel.sentence == "a=100; a + b must stay at or below 150. Use a smaller a."
-    assert panel._image.value == panel.picture.png(2, cover=panel.sentence)
+    assert shown(panel) == panel.picture.png(2, cover=panel.sentence)
     panel.set(a=1)
     assert panel.sentence.startswith("total 101")
 
@@ -110,7 +123,7 @@ def test_the_veil_hides_numbers_until_a_guess_and_keeps_the_guess():
     panel = make_panel(guess=Guess("How long?", ("short", "long"), picks=2))
     assert panel._words.value == ""
     assert panel.controls["a"].box.disabled
-    assert panel._image.value == panel.picture.png(2, cover="How long?")
+    assert shown(panel) == panel.picture.png(2, cover="How long?")
     short, long = panel._question.children[1:3]
     long.click()
     assert panel._words.value == ""

@@ -188,9 +188,9 @@ def test_panel_stays_inside_a_narrow_window_and_keeps_its_size(chapter):
 
 _COUNT_REDRAWS = """() => {
   window.redraws = 0;
-  const image = document.querySelector('img.kv-picture');
+  const picture = document.querySelector('img.kv-picture').parentElement;
   window.watcher = new MutationObserver(() => { window.redraws += 1; });
-  window.watcher.observe(image, {attributes: true, attributeFilter: ['src']});
+  window.watcher.observe(picture, {childList: true});
 }"""
 
 
