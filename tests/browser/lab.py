@@ -87,7 +87,11 @@ def lab_server(home, folder=NOTEBOOKS):
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(20)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:  # it waits for kernels that wait for it
+            server.kill()
+            server.wait()
 
 
 def _wait_for(url, server, log):

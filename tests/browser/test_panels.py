@@ -260,9 +260,9 @@ def test_a_fresh_open_shows_every_picture_without_a_kernel(browser, server):
     page = browser.new_page(viewport={"width": 1024, "height": 900})
     for name in CHAPTERS:
         lab.open_chapter(page, server, name, run=False)
-        page.wait_for_timeout(1000)
         pictures = page.locator(".jp-OutputArea-output img")
-        assert pictures.count() >= 1
+        pictures.first.wait_for(state="attached", timeout=20_000)
+        page.wait_for_timeout(1000)
         for k in range(pictures.count()):
             assert pictures.nth(k).evaluate("image => image.naturalWidth") > 0
         assert "Error displaying widget" not in page.locator(".jp-Notebook").inner_text()

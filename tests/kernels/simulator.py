@@ -41,7 +41,8 @@ ALL_NAMES = (
 )
 METHODS = ("all", "any", "argmax", "astype", "clip", "copy", "max", "min", "sum", "tolist")
 FUNCTIONS = (
-    *("arange", "argwhere", "asarray", "ascontiguousarray", "bincount", "concatenate", "divide"),
+    *("arange", "argwhere", "asarray", "ascontiguousarray", "bincount", "bitwise_and"),
+    *("concatenate", "divide", "stack"),
     *(
         "isfinite",
         "maximum",
