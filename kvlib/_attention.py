@@ -19,3 +19,11 @@ def attention_weights(xp, q, k):
     weights = xp.exp(xp.where(weights < -80, -np.inf, weights))
     weights /= weights.sum(axis=-1, keepdims=True)
     return weights
+
+
+def output_norm(xp, output):
+    """||o||, which a relative error divides by."""
+    norm = float(xp.linalg.norm(output))
+    if not norm:
+        raise ValueError("||o||=0; a relative error needs an output. Pass values that are not 0.")
+    return norm

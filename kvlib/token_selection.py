@@ -18,7 +18,7 @@ The query heads that share a KV head share its kept set, since one cache serves 
 import numpy as np
 
 from kvlib import _data
-from kvlib._attention import attention_weights
+from kvlib._attention import attention_weights, output_norm
 from kvlib._validate import one_of, whole
 from kvlib.backend import array_module
 
@@ -319,11 +319,7 @@ class KeptAttention:
         self._xp = array_module(q)
         self._weights = attention_weights(self._xp, q, k)
         self._exact = (self._weights @ v[:, None]).reshape(len(k), -1, v.shape[2])
-        self._norm = float(self._xp.linalg.norm(self._exact))
-        if not self._norm:
-            raise ValueError(
-                "||o||=0; a relative error needs an output. Pass values that are not 0."
-            )
+        self._norm = output_norm(self._xp, self._exact)
         if has_own_keys:
             self._weights = attention_weights(self._xp, q, k_hat)
         ones = self._xp.ones_like(v_hat[..., :1])  # one product gives the sum of weights too

@@ -72,7 +72,7 @@ def test_dots_number_the_victims_of_each_policy_in_order():
 
 def test_freed_bars_split_at_what_was_needed():
     needed = [height for _, height in boxes(drawn(), style.CACHE.lower())]
-    spare = [height for _, height in boxes(drawn(), figures.eviction._SPARE.lower())]
+    spare = [height for _, height in boxes(drawn(), style.LIGHT.lower())]
     assert needed == [5, 5, 5, 5]  # 100 of 2,000 blocks, of 100 pixels
     assert spare == [95, 0.5, 95, 0.5]
     line = drawn()._marks.get_segments()[-1]

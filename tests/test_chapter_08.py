@@ -5,32 +5,17 @@ import os
 import shutil
 from pathlib import Path
 
-import jupytext
 import numpy as np
 import pytest
 
-from kvlib import eviction, panel, replay
+from kvlib import eviction, replay
 
 PUBLIC = {"eviction": eviction, "replay": replay}
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
-@pytest.fixture(scope="module")
-def chapter():
-    """Run the code of the chapter once; panels in order under "panels"."""
-    names, found, build = {}, [], panel.Panel.__init__
-
-    def record(self, *arguments, **keywords):
-        build(self, *arguments, **keywords)
-        found.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(panel.Panel, "__init__", record)
-        patch.chdir(NOTEBOOKS)
-        for cell in jupytext.read(NOTEBOOKS / "src" / "08_replay.py").cells:
-            if cell.cell_type == "code":
-                exec(compile(cell.source, "08_replay.py", "exec"), names)
-    return names | {"panels": found}
+@pytest.fixture
+def chapter(run_chapter):
+    return run_chapter("08_replay")
 
 
 @pytest.fixture(autouse=True)

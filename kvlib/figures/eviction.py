@@ -10,7 +10,6 @@ from kvlib.figures.picture import Picture, log2_axis, spread
 _NUM_ROWS = 8  # residents the table has room for
 _COLUMNS = (466, 532, 598, 664)  # one for each policy
 _FLOOR, _HIGHEST = 460, 100  # of the bars under the columns
-_SPARE = "#9CC9E3"  # freed, though nobody needed it
 
 
 class EvictionTable(Picture):
@@ -103,7 +102,8 @@ class EvictionTable(Picture):
         most, boxes = max([missing, 1, *(freed for _, freed, _ in outcomes.values())]), []
         for x, (_, freed, seconds) in zip(_COLUMNS, outcomes.values(), strict=True):
             useful, total = (_HIGHEST * part / most for part in (min(freed, missing), freed))
-            boxes.append((_box(x - 17, _FLOOR - total, 34, total - useful), _SPARE))
+            # Light: freed, though nobody needed it.
+            boxes.append((_box(x - 17, _FLOOR - total, 34, total - useful), style.LIGHT))
             boxes.append((_box(x - 17, _FLOOR - useful, 34, useful), style.CACHE))
             self._write(x, _FLOOR + 13, f"{freed:,}", ha="center")
             price = f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"

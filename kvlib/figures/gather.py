@@ -2,6 +2,7 @@
 
 import numpy as np
 from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
 from kvlib.figures import style
@@ -16,7 +17,7 @@ class DecodeStep(Picture):
     width, height = 720, 400
 
     def build(self):
-        axes = self._axes = self.figure.add_axes((0.09, 0.14, 0.72, 0.73))
+        axes = self.figure.add_axes((0.09, 0.14, 0.72, 0.73))
         log2_axis(axes, "x", 0, 8)
         log2_axis(axes, "y", -3, 9, step=2)
         axes.set_xlabel("sequences decoded together")
@@ -63,15 +64,16 @@ class PageScatter(Picture):
     """One sequence's blocks where they lie in the pool, and in the order attention needs."""
 
     width, height = 720, 400
-    columns, rows = 16, 6
+    num_columns, num_blocks = 16, 96
 
     def build(self):
-        axes = self._axes = self.figure.add_axes((0.02, 0.02, 0.96, 0.86))
-        axes.set(xlim=(0, 16), ylim=(11.0, -0.6))
+        axes = self.figure.add_axes((0.02, 0.02, 0.96, 0.86))
+        axes.set(xlim=(0, self.num_columns), ylim=(11.0, -0.6))
         axes.set_axis_off()
         axes.text(0, -0.15, "the pool: every square is a block", color=style.SOFT)
         axes.text(0, 10.75, "gathered, in token order", color=style.SOFT, va="center")
-        squares = [Rectangle((k % 16 + 0.06, k // 16 + 0.08), 0.88, 0.84) for k in range(96)]
+        places = (divmod(k, self.num_columns) for k in range(self.num_blocks))
+        squares = [Rectangle((x + 0.06, y + 0.08), 0.88, 0.84) for y, x in places]
         self._pool = self.moving(
             axes.add_collection(PatchCollection(squares, ec=style.SOFT, lw=0.6, zorder=2))
         )
@@ -83,11 +85,11 @@ class PageScatter(Picture):
 
     def draw(self, table, others, order, last_share):
         shades = self._shades(len(table))
-        colours = np.full((96, 3), 1.0)
-        colours[sorted(others)] = _rgb(style.SHARED)
+        colours = np.full((self.num_blocks, 3), 1.0)
+        colours[sorted(others)] = to_rgb(style.SHARED)
         colours[table] = shades
         self._pool.set_facecolor(colours)
-        wide = 16 / max(len(order), 16)
+        wide = self.num_columns / max(len(order), self.num_columns)
         left = np.arange(len(order)) * wide
         fill = [wide * 0.94] * (len(order) - 1) + [wide * 0.94 * last_share]
         self._strip.set_paths(
@@ -95,7 +97,8 @@ class PageScatter(Picture):
         )
         ranks = np.argsort(table)[np.searchsorted(np.sort(table), order)]
         self._strip.set(facecolor=shades[ranks], edgecolor=style.SOFT)
-        at = np.stack([order % 16 + 0.5, order // 16 + 0.92], axis=1)
+        row, column = np.divmod(order, self.num_columns)
+        at = np.stack([column + 0.5, row + 0.92], axis=1)
         to = np.stack([left + np.array(fill) / 2, np.full(len(order), 8.9)], axis=1)
         self._ways.set(segments=np.stack([at, to], axis=1), color=shades[ranks])
         step = -(-len(order) // 16)
@@ -112,7 +115,7 @@ class PageScatter(Picture):
     def _shades(number):
         """Return one blue per block, from light for the first to full for the last."""
         share = np.linspace(0.25, 1, number)[:, None]
-        return 1 + (np.array(_rgb(style.CACHE)) - 1) * np.round(share * 16) / 16
+        return 1 + (np.array(to_rgb(style.CACHE)) - 1) * np.round(share * 16) / 16
 
 
 class ReadPaths(Picture):
@@ -160,7 +163,3 @@ class ReadPaths(Picture):
             end.set(x=left, text=f" {left:.3g} ms")
             seconds = measured.get(path)
             beside.set_text(f"{seconds * 1e3:,.3g} ms" if seconds else "not measured")
-
-
-def _rgb(colour):
-    return [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]

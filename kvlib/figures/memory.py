@@ -36,7 +36,7 @@ class FactorTiles(Picture):
         beside = self._axes.get_yaxis_transform()
         self._bars, self._names, self._ends = [], [], []
         for row in range(4):
-            colour = style.CACHE if row == 0 else "#9CC9E3"
+            colour = style.CACHE if row == 0 else style.LIGHT
             bar = Rectangle((0, row - 0.32), 1, 0.64, fc=colour, lw=0)
             self._bars.append(self.moving(self._axes.add_patch(bar)))
             place = {"axes": self._axes, "va": "center"}

@@ -45,7 +45,7 @@ class WhyCache(Picture):
             self._sides, (is_there, is_new), computed, strict=True
         ):
             colours = np.ones((_STEPS, _TOKENS, 3))
-            colours[is_there] = to_rgb("#9CC9E3")
+            colours[is_there] = to_rgb(style.LIGHT)
             colours[made] = to_rgb(style.OTHER)
             cells.set_data(colours)
             total.set_text(f"{number:,} tokens computed")

@@ -226,7 +226,7 @@ def read(context, stored, bandwidth, measured, gpu, model):
     return {
         "title": f"{stored} in two steps takes {times[1]:.2f} of fp16's time; fused {times[2]:.2f}",
         "sentence": f"Reading {context:,} tokens of {model} at {bandwidth:,} GB/s, attention's own read included: {stored} in two steps "
-        f"{two_steps}, fused {fused} (the gather moves {fused_bytes(codes, plain):,} bytes), fp16 gathered {gathered}, "
+        f"{two_steps}, fused {fused} (the gather moves {list(paths.values())[2][0]:,} bytes), fp16 gathered {gathered}, "
         f"{stored} read inside attention {inside}. `{call}`",
         "paths": {label: parts for (label, _), parts in paths.items()}, "bytes_per_second": bandwidth * 1e9,
         "measured": {label: here["seconds_per_byte"].get(path, 0) * plain for label, path in paths}, "device": here["device"],
@@ -235,10 +235,6 @@ def read(context, stored, bandwidth, measured, gpu, model):
 
 # %% jupyter={"source_hidden": true}
 # The button: 64 MiB of values in a shuffled pool, on the GPU if CuPy can use one, else on the CPU.
-def fused_bytes(codes, plain):
-    return gather.gather_bytes("gather and dequantize fused", codes, plain)
-
-
 def ordered(codes, table):
     return dataclasses.replace(codes, data=codes.data[table], scale=codes.scale[table])
 
