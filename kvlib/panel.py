@@ -361,12 +361,12 @@ class Panel(widgets.VBox):
             for choice, options in self._presets.items():
                 if any(name in preset for preset in options.values()):
                     self.controls[choice].value = "custom"
-        self._draw(scale=1)
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # not in a kernel: nobody looks
-            self._say()
+        except RuntimeError:  # a Job's thread, or no kernel: nothing can come later
+            self._show()
             return
+        self._draw(scale=1)
         self._saying = self._saying or loop.call_later(_PAINT_SECONDS, self._say)
         if self._sharpening:
             self._sharpening.cancel()

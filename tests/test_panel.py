@@ -263,6 +263,8 @@ def test_a_job_gets_the_values_and_its_result_is_drawn():
     panel.controls["first"].thumb.value = 3
     panel.controls["job"]._button.click()
     wait_for(lambda: panel.sentence == "hello 3 42")
+    wait_for(lambda: "hello 3 42" in panel._words.value)
+    assert Image.open(io.BytesIO(shown(panel))).width == 2 * panel.picture.width  # sharp
     assert seen == [({"first": 3, "words": "hello", "job": None}, True)]
     assert panel.controls["job"]._button.description == "Work"
     panel.reset()
