@@ -30,7 +30,8 @@ def drawn(missing=100, **changes):
 
 
 def words(picture):
-    return [label.get_text() for label in picture._labels if label.get_text()]
+    labels = [label.get_text() for label in picture._labels if label.get_text()]
+    return labels + [said[2] for said in picture._stamps]
 
 
 def boxes(picture, colour):
@@ -59,10 +60,9 @@ def test_dots_number_the_victims_of_each_policy_in_order():
     ]
     assert (sizes[len(ROWS) :] == 0).all()  # no dots without a row
     first, second = (
-        [(round(label.get_position()[0]), round(label.get_position()[1])) for label in
-         picture._labels if label.get_text() == number and label.get_weight() == "bold"]
+        [(x, y) for x, y, said, *look in picture._stamps if said == number and "bold" in look]
         for number in "12"
-    )  # fmt: skip
+    )
     columns = figures.eviction._COLUMNS
     places = [96, 122, 148]
     assert first == [(columns[0], places[0]), (columns[1], places[1]), (columns[2], places[0]),

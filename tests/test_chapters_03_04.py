@@ -27,7 +27,7 @@ def boxes(picture, face=None, edge=None):
 
 
 def words(picture):
-    return [said[2] for said in picture._words]
+    return [said[2] for said in picture._stamps]
 
 
 def test_fill_levels_owners_counts_and_the_next_free_block():

@@ -35,18 +35,18 @@ def words_of(picture):
 
 
 def test_the_bar_is_cut_where_the_shares_say():
-    bars = [patch for patch, *_ in hit_ratio()._parts]
+    bars = [patch for patch, _ in hit_ratio()._parts]
     assert [(bar.get_x(), bar.get_width()) for bar in bars] == [
         (0, 10), (10, 30), (40, 1), (41, 59)
     ]  # fmt: skip
-    texts = [text.get_text() for _, text, _ in hit_ratio()._parts]
+    texts = [text.get_text() for _, text in hit_ratio()._parts]
     # 10 % is too narrow for the name, 1 % for any word.
     assert texts == ["10.0", "better order\nat most\n30.0 %", "", "never seen before\n59.0 %"]
 
 
 def test_areas_lie_between_the_curves():
     picture = hit_ratio()
-    order, memory, never = (area.get_path().vertices for *_, area in picture._parts[1:])
+    order, memory, never = (area.get_path().vertices for area in picture._areas)
     at = np.argmin(np.abs(order[:120, 0] - 1000))
     assert order[at, 1] == pytest.approx(10, abs=0.5)
     assert order[239 - at, 1] == memory[at, 1] == pytest.approx(40, abs=1)

@@ -5,7 +5,7 @@ import math
 from matplotlib.collections import LineCollection, PolyCollection
 
 from kvlib.figures import style
-from kvlib.figures.picture import Picture, log2_axis, spread
+from kvlib.figures.picture import Picture, log2_axis, log_axis, spread
 
 _NUM_ROWS = 8  # residents the table has room for
 _COLUMNS = (466, 532, 598, 664)  # one for each policy
@@ -40,10 +40,8 @@ class EvictionTable(Picture):
         self._marks = self.moving(axes.add_collection(marks, autolim=False))
         places = [(x, _row_y(row)) for row in range(_NUM_ROWS) for x in _COLUMNS]
         self._dots = self.moving(axes.scatter(*zip(*places, strict=True), lw=0, zorder=3))
-        self._labels_of_axes = [self.label(0, 0, axes=axes, va="center") for _ in range(92)]
 
     def draw(self, rows, outcomes, missing, tenants):
-        self._spare_labels = iter(self._labels_of_axes)
         self._colours = dict(zip(tenants, style.OWNERS, strict=False))
         self._draw_orders(rows, outcomes)
         bars, marks = self._draw_tenants(tenants)
@@ -53,13 +51,7 @@ class EvictionTable(Picture):
         self._boxes.set_facecolor([colour for _, colour in boxes])
         self._marks.set_segments(marks + needed)
         if self.guess:
-            self._write(14, _FLOOR + 32, f"you said: {', '.join(self.guess)}", weight="bold")
-        for label in self._spare_labels:
-            label.set_text("")
-
-    def _write(self, x, y, text, ha="left", color=style.INK, weight="normal"):
-        label = next(self._spare_labels)
-        label.set(x=x, y=y, text=text, ha=ha, color=color, weight=weight)
+            self.say(14, _FLOOR + 32, f"you said: {', '.join(self.guess)}", weight="bold")
 
     def _draw_rows(self, rows):
         most, boxes = max(row[-2] for row in rows), []
@@ -67,24 +59,24 @@ class EvictionTable(Picture):
             y, own, common = _row_y(i), *(200 * part / most for part in (blocks - shared, shared))
             boxes.append((_box(186, y - 7, own, 14), self._colours[tenant]))
             boxes.append((_box(186 + own, y - 7, common, 14), style.SHARED))
-            self._write(14, y, name, color=self._colours[tenant], weight="bold")
-            self._write(134, y, f"{last_use:,}", ha="right")
-            self._write(172, y, f"{uses:,}", ha="right")
+            self.say(14, y, name, ink=self._colours[tenant], weight="bold")
+            self.say(134, y, f"{last_use:,}", anchor="rm")
+            self.say(172, y, f"{uses:,}", anchor="rm")
             words = f"{blocks:,}" + (f", {shared:,} of them shared" if shared else "")
-            self._write(191 + own + common, y, words)
+            self.say(191 + own + common, y, words)
         return boxes
 
     def _draw_orders(self, rows, outcomes):
         sizes, colours = [0] * 4 * _NUM_ROWS, [style.SHARED] * 4 * _NUM_ROWS
         for column, (policy, (order, *_)) in enumerate(outcomes.items()):
-            self._write(_COLUMNS[column], 68, policy, ha="center", weight="bold")
+            self.say(_COLUMNS[column], 68, policy, weight="bold", anchor="mm")
             for row, (name, tenant, *_) in enumerate(rows):
                 here = 4 * row + column
                 sizes[here], leaves = 18, name in order
                 if leaves:
                     sizes[here], colours[here] = 290, self._colours[tenant]
-                    place = str(order.index(name) + 1)
-                    self._write(_COLUMNS[column], _row_y(row), place, "center", style.PAPER, "bold")
+                    x, place = _COLUMNS[column], str(order.index(name) + 1)
+                    self.say(x, _row_y(row), place, 9, style.PAPER, "bold", "mm")
         self._dots.set_sizes(sizes)
         self._dots.set_facecolor(colours)
 
@@ -94,8 +86,8 @@ class EvictionTable(Picture):
             y, colour = 345 + 33 * row, self._colours[tenant]
             bars.append((_box(40, y - 8, 225 * usage / most, 16), colour))
             marks.append([(40 + 225 * quota / most, y + side) for side in (-13, 13)])
-            self._write(14, y, tenant, color=colour, weight="bold")
-            self._write(378, y, f"{usage:,} of {quota:,.0f}", ha="right")
+            self.say(14, y, tenant, ink=colour, weight="bold")
+            self.say(378, y, f"{usage:,} of {quota:,.0f}", anchor="rm")
         return bars, marks
 
     def _draw_freed(self, outcomes, missing):
@@ -105,11 +97,12 @@ class EvictionTable(Picture):
             # Light: freed, though nobody needed it.
             boxes.append((_box(x - 17, _FLOOR - total, 34, total - useful), style.LIGHT))
             boxes.append((_box(x - 17, _FLOOR - useful, 34, useful), style.CACHE))
-            self._write(x, _FLOOR + 13, f"{freed:,}", ha="center")
+            self.say(x, _FLOOR + 13, f"{freed:,}", anchor="mm")
             price = f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"
-            self._write(x, _FLOOR + 31, price, ha="center", weight="bold")
+            self.say(x, _FLOOR + 31, price, weight="bold", anchor="mm")
         y = _FLOOR - _HIGHEST * missing / most
-        self._write(690, 318, f"blocks freed; {missing:,} are needed", "right", style.LIMIT)
+        words = f"blocks freed; {missing:,} are needed"
+        self.say(690, 318, words, ink=style.LIMIT, anchor="rm")
         return boxes, [[(436, y), (700, y)]]
 
 
@@ -121,11 +114,9 @@ class WaysBack(Picture):
     def build(self):
         axes = self._axes = self.figure.add_axes((0.125, 0.14, 0.70, 0.74))
         log2_axis(axes, "x", 10, 20)
-        axes.set(yscale="log", ylim=(1e-3, 1e4), xlabel="context length [tokens]")
-        axes.set_ylabel("time until it is back [s]")
+        axes.set(xlabel="context length [tokens]", ylabel="time until it is back [s]")
         ticks = ["1 ms", "10 ms", "0.1 s", "1 s", "10 s", "100 s", "1,000 s", "10,000 s"]
-        axes.set_yticks([10.0**k for k in range(-3, 5)], ticks)
-        axes.minorticks_off()
+        log_axis(axes, "y", [10.0**k for k in range(-3, 5)], ticks)
         self._lines = []
         for colour in (style.INK, style.CACHE):
             line = self.moving(axes.plot([], [], color=colour, lw=2.4)[0])

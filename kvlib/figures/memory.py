@@ -6,7 +6,7 @@ import matplotlib as mpl
 from matplotlib.patches import Rectangle
 
 from kvlib.figures import style
-from kvlib.figures.picture import Picture, log2_axis, spread
+from kvlib.figures.picture import Picture, lay_out, log2_axis, spread
 from kvlib.units import GiB, KiB, format_bytes
 
 
@@ -101,16 +101,13 @@ class MemoryCurve(Picture):
         bar.spines["left"].set_visible(False)
         self._end = self.moving(bar.axvline(1, color=style.LIMIT, lw=2))
         self._caption = self.label(0.09, 0.015, color=style.SOFT)
-        self._parts = []
-        for colour, ink in (
+        looks = (
             (style.WEIGHTS, style.PAPER),
             (style.OTHER, style.INK),
             (style.CACHE, style.PAPER),
             (style.PAPER, style.INK),
-        ):
-            patch = bar.add_patch(Rectangle((0, 0), 0, 1, fc=colour, ec=style.SOFT, lw=0.8))
-            text = self.label(0, 0.5, axes=bar, ha="center", va="center", color=ink, fontsize=8)
-            self._parts.append((self.moving(patch), text))
+        )
+        self._parts = self.stacked_bar(bar, looks, fontsize=8, ec=style.SOFT, lw=0.8)
 
     def draw(self, gpu, parts, context, cache_bytes, contexts, curves, longest):
         budget = parts[0] - parts[1] - parts[2]
@@ -166,12 +163,10 @@ class MemoryCurve(Picture):
         self._end.set_xdata([gpu_bytes / GiB] * 2)
         parts = {"weights": weight_bytes, "reserve": reserve_bytes, "cache": cache_bytes}
         parts["free"] = max(0, gpu_bytes - taken)
-        left = 0
-        for (patch, text), (name, part) in zip(self._parts, parts.items(), strict=True):
-            patch.set(x=left / GiB, width=part / GiB)
-            text.set(x=(left + part / 2) / GiB, text=f"{name}\n{part / GiB:,.1f}")
+        lay_out(self._parts, (part / GiB for part in parts.values()))
+        for (_, text), (name, part) in zip(self._parts, parts.items(), strict=True):
+            text.set_text(f"{name}\n{part / GiB:,.1f}")
             text.set_visible(part > 0.06 * span)
-            left += part
         self._caption.set_text(f"one {gpu} as programs see it: {format_bytes(gpu_bytes)}")
 
 

@@ -5,7 +5,7 @@ import math
 from matplotlib.patches import Rectangle
 
 from kvlib.figures import style
-from kvlib.figures.picture import Picture
+from kvlib.figures.picture import Picture, lay_out
 from kvlib.units import GiB, format_bytes
 
 _GAIN = style.OWNERS[1]
@@ -140,12 +140,10 @@ class EvictionCost(Picture):
         bar.set_xlabel("conversations of tenants A and B under the last plan [%]")
         bar.grid(visible=False)
         bar.spines["left"].set_visible(False)
-        self._parts = []
-        for colour in (style.OWNERS[0], style.OWNERS[2], style.PAPER):
-            patch = bar.add_patch(Rectangle((0, 0), 0, 1, fc=colour, ec=style.SOFT, lw=0.8))
-            ink = style.INK if colour == style.PAPER else style.PAPER
-            text = self.label(0, 0.5, axes=bar, ha="center", va="center", color=ink)
-            self._parts.append((self.moving(patch), text))
+        faces = style.OWNERS[0], style.OWNERS[2], style.PAPER
+        inks = style.PAPER, style.PAPER, style.INK
+        looks = zip(faces, inks, strict=True)
+        self._parts = self.stacked_bar(bar, looks, ec=style.SOFT, lw=0.8)
 
     def draw(self, asked, plans, per_sequence, parts):
         right = 2 ** math.ceil(math.log2(max(asked * 1.2, 32)))
@@ -157,10 +155,8 @@ class EvictionCost(Picture):
             line.set_data([0, fitting, end], [0, 0, per_sequence * (end - fitting)])
             dot.set_data([asked], [cost])
             tag.set_text(words)
-        left = 0
-        for (patch, text), (words, count) in zip(self._parts, parts, strict=True):
-            share = 100 * count / asked
-            patch.set(x=left, width=share)
-            text.set(x=left + share / 2, text=words if share > 17 else words[:1])
+        shares = [100 * count / asked for _, count in parts]
+        lay_out(self._parts, shares)
+        for (_, text), (words, _), share in zip(self._parts, parts, shares, strict=True):
+            text.set_text(words if share > 17 else words[:1])
             text.set_visible(share > 3)
-            left += share

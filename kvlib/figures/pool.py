@@ -7,7 +7,7 @@ from matplotlib.collections import PathCollection, PolyCollection
 from matplotlib.path import Path
 
 from kvlib.figures import style
-from kvlib.figures.picture import _DPI, Picture, _stamp
+from kvlib.figures.picture import Picture
 
 _FREE, _EDGE = "#F6F6F6", "#D5D5D5"
 _RECTANGLE = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
@@ -30,10 +30,10 @@ class BlockPool(Picture):
         axes.text(16, 66, "block pool", va="center")
         axes.text(400, 66, "block tables, in token order", va="center")
         self._boxes = self.moving(axes.add_collection(PathCollection([])))
-        self._rectangles, self._words = {}, []
+        self._rectangles = {}
 
     def draw(self, frame, block_size, note="", answer="", steps=("", "", ""), first_block=0):
-        self._rectangles, self._words = {}, []
+        self._rectangles = {}
         owners = {}
         for name in sorted(frame.tables):
             for block in frame.tables[name]:
@@ -43,21 +43,21 @@ class BlockPool(Picture):
         num_blocks, num_free = len(frame.filled), len(frame.free_list)
         shown = range(first_block, min(num_blocks, first_block + 8 * self.max_rows))
         part = f"{shown[0]} to {shown[-1]} of " if len(shown) < num_blocks else ""
-        self._say(356, 66, f"{part}{num_blocks:,} blocks, {num_free:,} free", anchor="rm")
+        self.say(356, 66, f"{part}{num_blocks:,} blocks, {num_free:,} free", anchor="rm")
         self._draw_pool(shown, owners, looks, frame, block_size)
         pitch = 82 if len(colours) <= 4 else 43
         for row, (name, colour) in enumerate(colours.items()):
             head = f"{name}   {frame.num_tokens[name]:,} tokens"
-            self._say(400, 86 + pitch * row, head, ink=colour, weight="bold")
+            self.say(400, 86 + pitch * row, head, ink=colour, weight="bold")
             self._draw_table(96 + pitch * row, frame.tables[name], looks, frame, block_size)
         ids = ", ".join(map(str, frame.free_list[:14])) + (", …" if num_free > 14 else "")
-        self._say(16, self.height - 34, f"free list, next first: {ids or 'empty'}")
-        self._say(16, 46, note, ink=style.LIMIT, weight="bold")
+        self.say(16, self.height - 34, f"free list, next first: {ids or 'empty'}")
+        self.say(16, 46, note, ink=style.LIMIT, weight="bold")
         if self.guess:
-            self._say(704, 46, f"you said {self.guess[0]}; it is {answer}", anchor="rm")
-        self._say(320, self.height - 13, steps[0], ink=style.SOFT, anchor="rm")
-        self._say(360, self.height - 13, steps[1], weight="bold", anchor="mm")
-        self._say(400, self.height - 13, steps[2], ink=style.SOFT)
+            self.say(704, 46, f"you said {self.guess[0]}; it is {answer}", anchor="rm")
+        self.say(320, self.height - 13, steps[0], ink=style.SOFT, anchor="rm")
+        self.say(360, self.height - 13, steps[1], weight="bold", anchor="mm")
+        self.say(400, self.height - 13, steps[2], ink=style.SOFT)
         looks = sorted(self._rectangles)  # faces below thin edges below thick ones
         corners = [np.reshape(self._rectangles[look], (-1, 2)) for look in looks]
         paths = [Path(xy, _RECTANGLE * (len(xy) // 5)) for xy in corners]
@@ -78,7 +78,7 @@ class BlockPool(Picture):
         for place, block in enumerate(shown):
             x, y = 16 + 43 * (place % 8), 92 + pitch * (place // 8)
             level, look = tall * frame.filled[block] / block_size, looks.get(block)
-            self._say(x, y - 7, str(block), 7, style.SOFT)
+            self.say(x, y - 7, str(block), 7, style.SOFT)
             if look:
                 self._box(x, y + tall - level, 36, level, look)
                 who = "".join(owners[block])
@@ -86,17 +86,17 @@ class BlockPool(Picture):
                 ink = style.INK if len(who) > 1 else look if is_low else style.PAPER
                 who = who if len(who) < 5 else f"{who[0]}…{who[-1]}"
                 middle = (tall - level) / 2 if is_low else tall - level / 2
-                self._say(x + 18, y + middle, who, 9 if len(who) < 4 else 7.5, ink, "bold", "mm")
+                self.say(x + 18, y + middle, who, 9 if len(who) < 4 else 7.5, ink, "bold", "mm")
             is_touched = block in frame.written
             edge = style.INK if is_touched else style.SOFT if look else _EDGE
             face = "none" if look else _FREE
             self._box(x, y, 36, tall, face, edge, 2.2 if is_touched else 1.0)
             if frame.ref_counts[block] > 1:
-                self._say(
+                self.say(
                     x + 37, y - 7, f"x{frame.ref_counts[block]}", 7, weight="bold", anchor="rm"
                 )
             elif block in frame.free_list[:1]:
-                self._say(x + 37, y - 7, "next", 7, style.SOFT, anchor="rm")
+                self.say(x + 37, y - 7, "next", 7, style.SOFT, anchor="rm")
 
     def _draw_table(self, y, table, looks, frame, block_size):
         left_out = range(1, len(table) - 6) if len(table) > 8 else ()
@@ -105,33 +105,21 @@ class BlockPool(Picture):
         for place, block in enumerate(cells):
             x = 400 + pitch * place
             if block is None:
-                self._say(x + 17, y + 11, f"+{len(left_out):,}", 8, style.SOFT, anchor="mm")
+                self.say(x + 17, y + 11, f"+{len(left_out):,}", 8, style.SOFT, anchor="mm")
                 continue
             look, is_touched = looks[block], block in frame.written
             thin = style.SOFT if look == style.SHARED else look
             self._box(x, y, (pitch - 4) * frame.filled[block] / block_size, 22, look + "66")
             edge, line = (style.INK, 2.2) if is_touched else (thin, 1.4)
             self._box(x, y, pitch - 4, 22, "none", edge, line)
-            self._say(x + (pitch - 4) / 2, y + 11, str(block), 8, anchor="mm")
+            self.say(x + (pitch - 4) / 2, y + 11, str(block), 8, anchor="mm")
             if pitch > 38:
                 fill = str(frame.filled[block])
-                self._say(x + pitch - 7, y + 16, fill, 6.5, style.SOFT, anchor="rm")
+                self.say(x + pitch - 7, y + 16, fill, 6.5, style.SOFT, anchor="rm")
 
     def _box(self, x, y, wide, tall, face, edge="none", line=0.0):
         corners = (x, y), (x + wide, y), (x + wide, y + tall), (x, y + tall), (x, y)
         self._rectangles.setdefault((line, face, edge), []).append(corners)
-
-    def _say(self, x, y, words, points=9, ink=style.INK, weight="normal", anchor="lm"):
-        self._words.append((x, y, words, points, ink, weight, anchor))
-
-    def _image(self, scale, cover=None):
-        # Some 200 short words: straight from their stamps they take a tenth of an artist's time.
-        image = super()._image(scale, cover)
-        for x, y, words, points, ink, weight, anchor in [] if cover else self._words:
-            look = f"DejaVu Sans:{weight}", points * _DPI * scale / 72
-            mask, left, top = _stamp(words, *look, anchor, "left", 0)
-            image.paste(ink, (round(x * scale) + left, round(y * scale) + top), mask)
-        return image
 
 
 class ForkSaving(BlockPool):

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.collections import LineCollection
 
 from kvlib.figures import style
-from kvlib.figures.picture import Picture
+from kvlib.figures.picture import Picture, log_axis
 
 _BY_CHANNEL, _BY_TOKEN = style.OWNERS[:2]
 
@@ -49,9 +49,7 @@ class ErrorMaps(Picture):
         below = self.figure.add_axes((left, 0.14, 0.27, 0.29))
         below.set(xlim=(0, self._num_tokens), xlabel="token", ylabel="error [%]")
         for axes, which, ticks in ((beside, "x", [1, 100]), (below, "y", [0.1, 1, 10, 100])):
-            axes.set(**{f"{which}scale": "log", f"{which}lim": (0.1, 200)})
-            getattr(axes, f"set_{which}ticks")(ticks, [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
+            log_axis(axes, which, ticks, limits=(0.1, 200))
         beside.set_xlabel("error [%]")
         ways = []
         for row, (colour, dash) in enumerate(((_BY_CHANNEL, "-"), (_BY_TOKEN, (0, (3, 1))))):
@@ -160,10 +158,8 @@ class Tradeoff(Picture):
 
     def build(self):
         axes = self._axes = self.figure.add_axes((0.09, 0.12, 0.62, 0.76))
-        axes.set(yscale="log", xlim=self._limits, ylim=(self._ticks[0], self._ticks[-1]))
-        axes.set(xlabel=self._words[0], ylabel=self._words[1])
-        axes.set_yticks(self._ticks, [f"{tick:g}" for tick in self._ticks])
-        axes.minorticks_off()
+        axes.set(xlim=self._limits, xlabel=self._words[0], ylabel=self._words[1])
+        log_axis(axes, "y", self._ticks)
         self._best = self.moving(
             axes.plot([], [], color=style.SOFT, lw=1, drawstyle="steps-post")[0]
         )

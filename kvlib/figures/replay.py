@@ -9,7 +9,7 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 
 from kvlib.figures import style
-from kvlib.figures.picture import Picture, spread
+from kvlib.figures.picture import Picture, lay_out, log_axis, spread
 
 _LRU, _LFU, _FIFO, _FAIR = style.OWNERS
 # Name: colour, marker, the same mark in a label.
@@ -36,17 +36,17 @@ class HitRatio(Picture):
         bar.set(xlim=(0, 100), ylim=(0, 1))
         bar.set_axis_off()
         axes = self._axes = self.figure.add_axes((0.085, 0.125, 0.735, 0.635))
-        axes.set(xscale="log", xlim=(100, 250_000), ylabel="blocks found [%]")
-        axes.set_xticks([100, 1000, 10_000, 100_000], ["100", "1,000", "10,000", "100,000"])
-        axes.minorticks_off()
+        axes.set_ylabel("blocks found [%]")
+        ticks = [100, 1000, 10_000, 100_000]
+        log_axis(axes, "x", ticks, [f"{tick:,}" for tick in ticks], limits=(100, 250_000))
         axes.set_xlabel("capacity [512-token blocks, and their bytes for this model]", labelpad=18)
-        self._parts = []
-        for colour, ink in zip(_LOSSES, (style.PAPER, *[style.INK] * 3), strict=True):
-            patch = bar.add_patch(Rectangle((0, 0), 0, 1, fc=colour, ec=style.PAPER, lw=1.5))
-            text = self.label(0, 0.5, axes=bar, ha="center", va="center", color=ink)
-            area = axes.add_patch(Polygon([(1, 0)] * 3, fc=colour, lw=0, zorder=0.5))
-            self._parts.append((self.moving(patch), text, self.moving(area)))
-        self._parts[0][2].set_visible(False)  # below LRU nothing is lost: the line is enough
+        looks = list(zip(_LOSSES, (style.PAPER, *[style.INK] * 3), strict=True))
+        self._parts = self.stacked_bar(bar, looks, ec=style.PAPER, lw=1.5)
+        # Below LRU nothing is lost: the line is enough.
+        self._areas = [
+            self.moving(axes.add_patch(Polygon([(1, 0)] * 3, fc=colour, lw=0, zorder=0.5)))
+            for colour in _LOSSES[1:]
+        ]
         inside = {"axes": axes, "ha": "center", "va": "center", "color": style.SOFT}
         self._gaps = [self.label(1, 0, text, **inside) for text in ("better order", "more memory")]
         self._said = self.label(0, -0.12, axes=bar, ha="center", va="top", weight="bold")
@@ -64,7 +64,6 @@ class HitRatio(Picture):
             self._lines[name] = line, self._end_label(colour)
         self._lines["ceiling"] = self._ceiling, self._end_label(style.SOFT)
         below = {"axes": axes, "ha": "center", "va": "top", "transform": axes.get_xaxis_transform()}
-        ticks = axes.get_xticks()
         self._bytes = [self.label(x, -0.065, color=style.SOFT, **below) for x in ticks]
 
     def _end_label(self, colour):
@@ -98,23 +97,21 @@ class HitRatio(Picture):
             text.set_text(words)
 
     def _draw_parts(self, parts):
-        left = 0
         self._said.set_text("")
-        for (patch, text, _), (name, share) in zip(self._parts, parts.items(), strict=True):
-            patch.set(x=left, width=share)
+        lay_out(self._parts, parts.values())
+        for (_, text), (name, share) in zip(self._parts, parts.items(), strict=True):
             lines = [*name.split(", "), f"{share:.1f} %"]
             fits = share > 1.2 * max(map(len, lines))
             words = "\n".join(lines) if fits else f"{share:.1f}"
-            text.set(x=left + share / 2, text=words if share > 3 else "")
+            text.set_text(words if share > 3 else "")
             if self.guess and name.startswith(self.guess[0]):
-                self._said.set(x=min(max(left + share / 2, 6), 94), text="▲ you said")
-            left += share
+                self._said.set(x=min(max(text.get_position()[0], 6), 94), text="▲ you said")
 
     def _shade(self, lru, belady, ceiling):
         """Colour what the bar counts: between the curves, and up to the ceiling."""
         x = np.geomspace(100, 250_000, 120)
         edges = [*(np.interp(x, *curve) for curve in (lru, belady)), 0 * x + ceiling, 0 * x + 100]
-        for (*_, area), low, high in zip(self._parts[1:], edges, edges[1:], strict=False):
+        for area, low, high in zip(self._areas, edges, edges[1:], strict=False):
             area.set_xy(np.vstack([np.column_stack([x, low]), np.column_stack([x, high])[::-1]]))
         for text, low, high in zip(self._gaps, edges, edges[1:], strict=False):
             widest = 15 + int(np.argmax((high - low)[15:-15]))

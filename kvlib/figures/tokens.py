@@ -5,7 +5,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 
 from kvlib.figures import style
-from kvlib.figures.picture import Picture, spread
+from kvlib.figures.picture import Picture, log_axis, spread
 
 BLUES = ("#08306B", style.CACHE, "#3F90C0", "#6C9FBF")  # the cache in ever fewer bits
 
@@ -23,12 +23,9 @@ class ErrorCurves(Picture):
 
     def build(self):
         axes = self._axes = self.figure.add_axes(self.bounds)
-        axes.set(xscale="log", yscale="log", xlabel=self.x_label)
-        axes.set(ylabel="error of the attention output [%]")
-        axes.set_xticks(self.x_ticks, [f"{tick:g}" for tick in self.x_ticks])
-        axes.set_yticks(self.y_ticks, [f"{tick:g}" for tick in self.y_ticks])
-        axes.set(xlim=self.x_ticks[:: len(self.x_ticks) - 1], ylim=(self.y_ticks[0], 400))
-        axes.minorticks_off()
+        axes.set(xlabel=self.x_label, ylabel="error of the attention output [%]")
+        log_axis(axes, "x", self.x_ticks)
+        log_axis(axes, "y", self.y_ticks, limits=(self.y_ticks[0], 400))
         self._here = self.moving(axes.axvline(1, color=style.LIMIT, lw=1.4, ls=":"))
         self._said = self.moving(axes.plot([], [], "D", mfc=style.PAPER, mec=style.INK, ms=7)[0])
         self._said_tag = self.label(0, 0, axes=axes, va="center", path_effects=style.HALO)
@@ -68,9 +65,8 @@ class RuleCurves(ErrorCurves):
     def build(self):
         super().build()
         mass = self._mass = self.figure.add_axes((0.09, 0.245, 0.89, 0.095))
-        mass.set(yscale="log", xlim=(0, 1024), ylim=(1e-2, 400))
-        mass.set_yticks([0.01, 1, 100], ["0.01", "1", "100 %"])
-        mass.minorticks_off()
+        mass.set_xlim(0, 1024)
+        log_axis(mass, "y", [0.01, 1, 100], ["0.01", "1", "100 %"], limits=(1e-2, 400))
         mass.tick_params(axis="x", labelbottom=False, length=0)
         mass.set_title("attention that each position draws", loc="left", fontsize=9, pad=3)
         self._drawn = self.moving(mass.plot([], [], color=style.INK, lw=0.8)[0])
