@@ -53,6 +53,10 @@ _IN_CUDA = {np.dtype(np.float16): "u16", np.dtype(np.float32): "float"}  # names
 _UNIT = 8  # channels that a GPU thread moves at once
 
 
+def _ceil(count, step):
+    return -(-count // step)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class QuantizedTensor:
     """Codes, scales and zero points of one tensor, and how they lie.
@@ -145,7 +149,7 @@ class QuantizedTensor:
         vars(self).update(
             _flat=(batch, *flat),
             _tile=tile,
-            _grid=(batch, *(-(-count // run) for count, run in zip(flat, tile, strict=True))),
+            _grid=(batch, *(_ceil(count, run) for count, run in zip(flat, tile, strict=True))),
             _lowest=lowest,
             _levels=2 * half - 1 if self.zero else half - 1,  # steps of a group's scale
             _highest=2 * half - 1 if self.zero == "minimum" else half - 1,
@@ -221,7 +225,7 @@ class QuantizedTensor:
         step, whole_groups = max(run, chunk // run * run), len(rows) // run * run
         for a, b in pairwise(sorted({*range(0, len(rows), step), whole_groups, len(rows)})):
             parts = [slice(start, min(start + chunk, b)) for start in range(a, b, chunk)]
-            yield slice(a // run, -(-b // run)), parts
+            yield slice(a // run, _ceil(b, run)), parts
 
 
 class _Room:
@@ -301,7 +305,7 @@ def _tiles(xp, rows, qt):
     short = -rows.shape[1] % qt._tile[1]
     if short:  # with its last value: no extreme changes
         rows = xp.pad(rows, ((0, 0), (0, short)), mode="edge")
-    return rows.reshape(-(-len(rows) // qt._tile[0]), -1, qt._grid[2], qt._tile[1])
+    return rows.reshape(_ceil(len(rows), qt._tile[0]), -1, qt._grid[2], qt._tile[1])
 
 
 def _extremes(xp, room, tiles, qt):
@@ -422,10 +426,6 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
             if not direct:
                 largest = float(np.finfo(np.float32).max)
                 target[:] = values[:, : out.shape[1]].clip(-largest, largest)
-
-
-def _ceil(count, step):
-    return -(-count // step)
 
 
 def _width(num_units):
@@ -609,7 +609,7 @@ def quantize(
         dtype=tensor.dtype,
         scale_dtype=np.dtype(one_of("scale_dtype", named, ("float32", "float16"))),
     )
-    packed = xp.empty((*qt._flat[:2], -(-qt._flat[2] * bits // 8)), np.uint8)
+    packed = xp.empty((*qt._flat[:2], _ceil(qt._flat[2] * bits, 8)), np.uint8)
     codes = qt._restore(packed.view(qt._codes) if bits == 8 else packed)
     _check_out(out, codes.shape, (codes.dtype,))
     kept = {None: None, "point": np.int64, "minimum": qt.scale_dtype}[qt.zero]
