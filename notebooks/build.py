@@ -4,12 +4,14 @@ python notebooks/build.py          writes every chapter with its outputs
 python notebooks/build.py --check  fails on a stale chapter, a wrong solution or a broken rule
 """
 
+import contextlib
 import hashlib
 import os
 import re
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import jupytext
 import nbformat
@@ -65,6 +67,23 @@ def execute(notebook, *, strict):
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(_WIDGET_VIEW, None)
     return time.perf_counter() - started
+
+
+def run_here(stem):
+    """Run a chapter's code in this process; return its names, and its panels in order."""
+    from kvlib import panel
+
+    names, panels, build = {}, [], panel.Panel.__init__
+
+    def record(self, *arguments, **keywords):
+        build(self, *arguments, **keywords)
+        panels.append(self)
+
+    with mock.patch.object(panel.Panel, "__init__", record), contextlib.chdir(HERE):
+        for cell in jupytext.read(HERE / "src" / f"{stem}.py").cells:
+            if cell.cell_type == "code":
+                exec(compile(cell.source, f"{stem}.py", "exec"), names)
+    return names, panels
 
 
 def broken_rules(source):

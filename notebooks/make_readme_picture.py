@@ -6,32 +6,12 @@ python notebooks/make_readme_picture.py
 import io
 import re
 import textwrap
-from pathlib import Path
 
-import jupytext
+from build import HERE, run_here
 from PIL import Image, ImageDraw
 
-from kvlib import panel
 from kvlib.figures import style
 from kvlib.figures.picture import font
-
-HERE = Path(__file__).parent
-
-
-def second_panel():
-    """Run chapter 1 in this process and return the panel that fills a GPU."""
-    found, build, names = [], panel.Panel.__init__, {}
-
-    def record(self, *arguments, **keywords):
-        build(self, *arguments, **keywords)
-        found.append(self)
-
-    panel.Panel.__init__ = record
-    for cell in jupytext.read(HERE / "src" / "01_bytes_per_token.py").cells:
-        if cell.cell_type == "code":
-            exec(compile(cell.source, "chapter 1", "exec"), names)
-    panel.Panel.__init__ = build
-    return found[1]
 
 
 def frame(shown):
@@ -54,7 +34,8 @@ def frame(shown):
 
 def main():
     """Drag there and back, and write the frames."""
-    shown = second_panel()
+    _, panels = run_here("01_bytes_per_token")
+    shown = panels[1]  # the one that fills a GPU
     slider = shown.controls["context"]
     steps = [value for value in slider.steps.tolist() if 4096 <= value <= 524_288]
     frames = []

@@ -95,12 +95,9 @@ def measure_chapter(page, base_url, name, floor=None):
     lab.open_chapter(page, base_url, name)
     median = None
     for number, root in enumerate(page.locator(".kv-panel").all()):
-        root.scroll_into_view_if_needed()
-        for button in ("Just show me", "Assumptions"):
-            found = root.get_by_role("button", name=button)
-            if found.count() and found.is_visible():
-                found.click()
-                page.wait_for_timeout(500)
+        if root.locator(".kv-sentence").count():  # neither the floor nor interact has one
+            lab.open_panel(root)
+            page.wait_for_timeout(500)
         boxes, sliders = root.get_by_role("spinbutton"), root.get_by_role("slider")
         labels = [
             line.split('"')[1]
@@ -124,9 +121,7 @@ def main(chapters):
         extra.mkdir()
         small_notebook(extra, "floor", _FLOOR)
         small_notebook(extra, "interact", _INTERACT)
-        chromium = playwright.chromium.launch(
-            executable_path=lab.chromium_path(), args=lab.CHROMIUM_FLAGS
-        )
+        chromium = lab.launch(playwright)
         page = chromium.new_page(viewport={"width": 1300, "height": 1100})
         print(f"{'key press to painted pixels':<58} median    p90  ÷floor  n")
         with lab.lab_server(home, extra) as base_url:

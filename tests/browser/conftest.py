@@ -33,8 +33,6 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=lab.chromium_path(), args=lab.CHROMIUM_FLAGS
-        )
+        chromium = lab.launch(playwright)
         yield chromium
         chromium.close()

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-CHROMIUM_FLAGS = [
+_CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -155,6 +155,11 @@ def delayed(base_url, seconds):
         thread.join(10)
 
 
+def launch(playwright):
+    """Start the Chromium that all browser programs here use."""
+    return playwright.chromium.launch(executable_path=chromium_path(), args=_CHROMIUM_FLAGS)
+
+
 def open_chapter(page, base_url, name, *, run=True):
     """Open one notebook in JupyterLab and run it; fail if a cell shows an error."""
     page.goto(f"{base_url}/doc/tree/{name}.ipynb?reset&token=kvlib")
@@ -162,9 +167,28 @@ def open_chapter(page, base_url, name, *, run=True):
     if not run:
         return
     assert page.evaluate(_RUN_ALL), f"{name}: a cell failed"
-    errors = page.locator("[data-mime-type='application/vnd.jupyter.error']")
-    assert errors.count() == 0, errors.all_inner_texts()
+    check_no_traceback(page)
     page.locator(".kv-panel").first.wait_for(timeout=30_000)
+
+
+def check_no_traceback(page):
+    """Fail if a cell shows an error, or a widget printed one."""
+    for kind in ("error", "stderr"):
+        shown = page.locator(f"[data-mime-type='application/vnd.jupyter.{kind}']")
+        assert shown.count() == 0, shown.all_inner_texts()
+
+
+def open_panel(root):
+    """Scroll to a panel, lift its veil and unfold its assumptions."""
+    root.scroll_into_view_if_needed()
+    skip = root.get_by_role("button", name="Just show me")
+    if skip.count() and skip.is_visible():
+        skip.click()
+    root.locator(".kv-sentence .widget-html-content > div").wait_for(timeout=20_000)
+    fold = root.get_by_role("button", name="Assumptions")
+    if fold.count() and root.locator(".widget-toggle-button.mod-active").count() == 0:
+        fold.press("Space")
+        root.page.wait_for_timeout(300)
 
 
 def stop_kernels(page):

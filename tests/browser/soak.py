@@ -64,9 +64,7 @@ def check(page, root, rng, seen):
     assert image.evaluate("i => i.complete && i.naturalWidth > 0"), "no picture"
     assert image.evaluate("i => i.naturalWidth") == 1440, "not sharp when idle"
     assert root.locator(".kv-sentence .widget-html-content").inner_text(), "no sentence"
-    for kind in ("error", "stderr"):
-        shown = page.locator(f"[data-mime-type='application/vnd.jupyter.{kind}']")
-        assert shown.count() == 0, shown.all_inner_texts()
+    lab.check_no_traceback(page)
 
 
 def soak(page, base_url, name, seconds, rng):
@@ -75,11 +73,7 @@ def soak(page, base_url, name, seconds, rng):
     roots = page.locator(".kv-panel").all()
     seen = [{} for _ in roots]  # of each panel: slider -> thumb's position -> value
     for root in roots:
-        root.scroll_into_view_if_needed()
-        for button in ("Just show me", "Assumptions"):
-            found = root.get_by_role("button", name=button)
-            if found.count() and found.is_visible():
-                found.click()
+        lab.open_panel(root)
     moves, before, end = 0, None, time.monotonic() + seconds
     while time.monotonic() < end:
         number = rng.randrange(len(roots))
@@ -105,9 +99,7 @@ def main():
     names = arguments.chapters or sorted(p.stem for p in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
     rng, share = random.Random(arguments.seed), arguments.minutes * 60 / len(names)
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=lab.chromium_path(), args=lab.CHROMIUM_FLAGS
-        )
+        chromium = lab.launch(playwright)
         page = chromium.new_page(viewport={"width": 1200, "height": 1000})
         with lab.lab_server(home) as base_url:
             for name in names:

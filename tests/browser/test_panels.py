@@ -47,15 +47,7 @@ class Panel:
 
     def __init__(self, root):
         self.root, self.page = root, root.page
-        root.scroll_into_view_if_needed()
-        skip = root.get_by_role("button", name="Just show me")
-        if skip.count() and skip.is_visible():
-            skip.click()
-        self.until(lambda: self.sentence != "", "a sentence")
-        fold = root.get_by_role("button", name="Assumptions")
-        if fold.count() and root.locator(".widget-toggle-button.mod-active").count() == 0:
-            fold.press("Space")
-            self.page.wait_for_timeout(300)
+        lab.open_panel(root)
 
     @property
     def sentence(self):
@@ -101,12 +93,6 @@ def position(slider):
     return int(float(slider.get_attribute("aria-valuenow")))
 
 
-def check_no_traceback(page):
-    for kind in ("error", "stderr"):
-        shown = page.locator(f"[data-mime-type='application/vnd.jupyter.{kind}']")
-        assert shown.count() == 0, shown.all_inner_texts()
-
-
 def test_every_slider_moves_picture_and_sentence(chapter, namespace):
     for panel in panels_of(chapter):
         check_code(panel, namespace)
@@ -116,7 +102,7 @@ def test_every_slider_moves_picture_and_sentence(chapter, namespace):
             at_end = slider.get_attribute("aria-valuenow") == slider.get_attribute("aria-valuemax")
             panel.press(slider, "ArrowLeft" if at_end else "ArrowRight")
             check_code(panel, namespace)
-    check_no_traceback(chapter)
+    lab.check_no_traceback(chapter)
 
 
 def test_every_list_moves_the_sentence(chapter, namespace):
@@ -130,7 +116,7 @@ def test_every_list_moves_the_sentence(chapter, namespace):
         panel.root.get_by_role("button", name="Reset").click()
         panel.settle()
         check_code(panel, namespace)
-    check_no_traceback(chapter)
+    lab.check_no_traceback(chapter)
 
 
 def test_reset_returns_to_the_text(chapter):
@@ -323,4 +309,4 @@ def test_a_preset_moves_the_sliders_and_a_slider_makes_it_custom(first_chapter, 
     panel.until(lambda: model.input_value() == "custom", "the preset to turn custom")
     panel.until(lambda: "custom on one" in panel.sentence, "custom in the sentence")
     check_code(panel, namespace)
-    check_no_traceback(first_chapter)
+    lab.check_no_traceback(first_chapter)
