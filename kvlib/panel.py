@@ -45,6 +45,9 @@ class _Control(widgets.Box):
         for part in self.children:
             part.disabled = off
 
+    def settle(self):
+        """Do what a control does once a drag is over: most do nothing."""
+
 
 class _Thumb(widgets.IntSlider):
     """A slider that the kernel does not answer with its own value: the answer is the picture."""
@@ -88,6 +91,7 @@ class Slider(_Control):
             layout={"flex": "1 1 90px", "min_width": "90px", "width": "auto"},
         )  # fmt: skip
         super().__init__(value, [self.box, self.thumb])
+        self._was_moved = False
         self.thumb.observe(self._dragged, "value")
         self.box.observe(self._typed, "value")
 
@@ -106,8 +110,15 @@ class Slider(_Control):
 
     def show(self):
         """Bring thumb and box to the value."""
-        self.thumb.value = self._nearest(self.value)
+        if self.thumb.value != self._nearest(self.value):
+            self.thumb.value, self._was_moved = self._nearest(self.value), True
         self.box.value = self.value
+
+    def settle(self):
+        """Say where the thumb stands, if the reader dragged on before hearing of a Reset."""
+        if self._was_moved:
+            self._was_moved = False
+            self.thumb.send_state("value")
 
 
 class Choice(_Control):
@@ -370,7 +381,13 @@ class Panel(widgets.VBox):
         self._saying = self._saying or loop.call_later(_PAINT_SECONDS, self._say)
         if self._sharpening:
             self._sharpening.cancel()
-        self._sharpening = loop.call_later(_IDLE_SECONDS, self._show)
+        self._sharpening = loop.call_later(_IDLE_SECONDS, self._settle)
+
+    def _settle(self):
+        with _ONE_AT_A_TIME:
+            self._show()
+            for control in self.controls.values():
+                control.settle()
 
     def _show(self):
         with _ONE_AT_A_TIME:

@@ -243,6 +243,26 @@ def test_a_far_away_server_keeps_the_last_value_and_the_thumb(browser, server):
         page.close()
 
 
+def test_a_drag_that_overtakes_reset_leaves_thumb_and_box_together(browser, server):
+    with lab.delayed(server, seconds=0.15) as far_url:
+        page = browser.new_page(viewport={"width": 1024, "height": 900})
+        lab.open_chapter(page, far_url, CHAPTERS[0])
+        panel = panels_of(page)[0]
+        slider, box = (panel.root.get_by_role(role).first for role in ("slider", "spinbutton"))
+        start, first = position(slider), int(box.input_value())
+        for presses in (3, 5):
+            panel.root.get_by_role("button", name="Reset").click()
+            slider.focus()
+            for _ in range(presses):
+                page.keyboard.press("ArrowRight")
+            page.wait_for_timeout(1500)
+            # This slider visits every number, so thumb and box are equally far from the start.
+            assert position(slider) - start == int(box.input_value()) - first
+            assert box.input_value() in panel.sentence
+        lab.stop_kernels(page)
+        page.close()
+
+
 def _stored_pictures(name):
     notebook = json.loads((lab.NOTEBOOKS / f"{name}.ipynb").read_text())
     outputs = (o for cell in notebook["cells"] for o in cell.get("outputs", ()))
