@@ -51,13 +51,23 @@ def poke(root, rng):
         drag(root, rng)
 
 
+def wait_until_idle(root):
+    """Wait until nothing of a panel changes: the kernel may have seconds of moves to answer."""
+    before = None
+    while before != (before := root.inner_html()):
+        root.page.wait_for_timeout(900)
+
+
 def check(page, root, rng, seen):
-    """Move a slider, wait until the panel is idle; all it shows must be there and up to date."""
+    """Move a slider of an idle panel; once it is idle again, all must be there and up to date."""
+    wait_until_idle(root)  # or an answer to an earlier move could look like this one's end
     k, index = drag(root, rng)
-    page.wait_for_timeout(900)
+    wait_until_idle(root)
     # A slider's values ascend with the thumb. A box that missed the last one breaks the order.
-    assert float(root.get_by_role("slider").nth(k).get_attribute("aria-valuenow")) == index
-    seen.setdefault(k, {})[index] = float(root.get_by_role("spinbutton").nth(k).input_value())
+    stands = float(root.get_by_role("slider").nth(k).get_attribute("aria-valuenow"))
+    value = float(root.get_by_role("spinbutton").nth(k).input_value())
+    assert stands == index, f"slider {k}: left at {index:g}, now at {stands:g}, box {value:g}"
+    seen.setdefault(k, {})[index] = value
     values = [value for _, value in sorted(seen[k].items())]
     assert values == sorted(set(values)), f"slider {k}: {seen[k]}"
     image = root.locator("img.kv-picture")
