@@ -251,11 +251,13 @@ class Picture:
         for artist in [] if cover else self._moving:
             (artist.axes or self.figure).draw_artist(artist)
         extent = self.canvas.get_width_height()
-        image = Image.frombuffer("RGBA", extent, self.canvas.buffer_rgba()).convert("RGB")
+        image = Image.frombytes("RGB", extent, self.canvas.buffer_rgba(), "raw", "RGBX")
         self._cover.set_text(textwrap.fill(cover or "", 60))
-        for text in [self._cover] if cover else self._labels:
-            if text.get_visible() and text.get_text():
-                _write(image, text, _DPI * scale)
+        labels = [self._cover] if cover else self._labels
+        labels = [text for text in labels if text.get_visible() and text.get_text()]
+        places = _places(labels)
+        for text in labels:
+            _write(image, text, places[text], _DPI * scale)
         for x, y, words, points, ink, weight, anchor in [] if cover else self._stamps:
             look = f"DejaVu Sans:{weight}", points * _DPI * scale / 72
             mask, left, top = _stamp(words, *look, anchor, "left", 0)
@@ -309,9 +311,22 @@ def _stamp(words, family_and_weight, pixels, anchor, align, stroke_width):
     return mask, left - 1, top - 1
 
 
-def _write(image, text, dpi):
-    """Write a matplotlib text with Pillow, at the same place, in the same font and colour."""
-    x, y = text.get_transform().transform(text.get_unitless_position())
+def _places(texts):
+    """Return where texts stand [pixels from the bottom left]."""
+    together = {}  # one call of a transform for all its texts: it costs the same as for one
+    for text in texts:
+        transform = text.get_transform()
+        together.setdefault(id(transform), (transform, []))[1].append(text)
+    places = {}
+    for transform, members in together.values():
+        at = transform.transform([text.get_unitless_position() for text in members])
+        places.update(zip(members, at.tolist(), strict=True))
+    return places
+
+
+def _write(image, text, place, dpi):
+    """Write a matplotlib text with Pillow at this place, in the same font and colour."""
+    x, y = place
     anchor = _ANCHOR[text.get_ha()] + _ANCHOR[text.get_va()]
     font = f"{text.get_fontfamily()[0]}:{text.get_fontweight()}", text.get_fontsize() * dpi / 72
     inks = [(to_hex(text.get_color()), 0)]
