@@ -1,7 +1,8 @@
 """Measure key press to painted pixels, per slider of every chapter, in a real browser.
 
-Beside it in the same run: the floor (a slider that changes a line of text, nothing drawn) and what
-most notebooks do (`interact` around an inline figure). Prints milliseconds and ratios.
+Beside it in the same run: the floor (a slider that changes a line of text, nothing drawn), alone in
+a notebook and again at the end of every chapter, since a long page slows every frame; and what most
+notebooks do (`interact` around an inline figure). Prints milliseconds and ratios to both floors.
 
 python tests/bench/bench_sliders.py [chapter ...]
 """
@@ -16,7 +17,7 @@ import nbformat
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.browser import lab
 
-PRESSES = 30
+PRESSES = 20
 _FLOOR = """import ipywidgets as widgets
 slider, words = widgets.IntSlider(50, 0, 100), widgets.HTML("50")
 slider.observe(lambda change: setattr(words, "value", str(change.new)), "value")
@@ -78,10 +79,10 @@ def milliseconds(page, root, slider):
     return times
 
 
-def report(name, times, floor):
+def report(name, times, *floors):
     median, p90 = statistics.median(times), sorted(times)[int(0.9 * len(times))]
-    ratio = f"{median / floor:.2f}" if floor else "1.00"
-    print(f"{name:<58} {median:6.0f} {p90:6.0f} {ratio:>6}  {len(times)}", flush=True)
+    ratios = "".join(f"{median / floor:8.2f}" for floor in floors)
+    print(f"{name:<58} {median:6.0f} {p90:6.0f} {ratios:<16} {len(times):3}", flush=True)
     return median
 
 
@@ -91,25 +92,42 @@ def small_notebook(folder, name, code):
     nbformat.write(notebook, folder / f"{name}.ipynb")
 
 
-def measure_chapter(page, base_url, name, floor=None):
+def with_floor(folder, name):
+    """Copy a chapter with one more cell, the floor."""
+    notebook = nbformat.read(lab.NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(_FLOOR))
+    nbformat.write(notebook, folder / f"{name}.ipynb")
+
+
+def measure_one(page, base_url, name, *floors):
+    """Measure a notebook of one slider."""
     lab.open_chapter(page, base_url, name)
-    median = None
-    for number, root in enumerate(page.locator(".kv-panel").all()):
-        if root.locator(".kv-sentence").count():  # neither the floor nor interact has one
-            lab.open_panel(root)
-            page.wait_for_timeout(500)
-        boxes, sliders = root.get_by_role("spinbutton"), root.get_by_role("slider")
+    page.wait_for_timeout(1000)
+    root = page.locator(".kv-panel").last
+    median = report(name, milliseconds(page, root, root.get_by_role("slider")), *floors)
+    lab.stop_kernels(page)
+    return median
+
+
+def measure_chapter(page, base_url, name, floor):
+    lab.open_chapter(page, base_url, name)
+    *panels, last = page.locator(".kv-panel").all()
+    for root in panels:
+        lab.open_panel(root)
+    page.wait_for_timeout(1000)
+    slider = last.get_by_role("slider")
+    here = report(f"{name}: floor on this page", milliseconds(page, last, slider), floor)
+    for number, root in enumerate(panels, start=1):
         labels = [
             line.split('"')[1]
             for line in root.aria_snapshot().split("\n")
             if '- spinbutton "' in line
         ]
-        assert boxes.count() in (0, sliders.count())
-        for k in range(sliders.count()):
-            what = f"{name} panel {number + 1}: {labels[k]}" if labels else name
-            median = report(what, milliseconds(page, root, sliders.nth(k)), floor)
+        sliders = root.get_by_role("slider").all()
+        for label, slider in zip(labels, sliders, strict=True):
+            times = milliseconds(page, root, slider)
+            report(f"{name} panel {number}: {label}", times, floor, here)
     lab.stop_kernels(page)
-    return median
 
 
 def main(chapters):
@@ -117,17 +135,18 @@ def main(chapters):
 
     chapters = chapters or sorted(path.stem for path in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
-        extra = Path(home) / "extra"
-        extra.mkdir()
-        small_notebook(extra, "floor", _FLOOR)
-        small_notebook(extra, "interact", _INTERACT)
+        folder = Path(home) / "notebooks"
+        folder.mkdir()
+        small_notebook(folder, "floor", _FLOOR)
+        small_notebook(folder, "interact", _INTERACT)
+        for name in chapters:
+            with_floor(folder, name)
         chromium = lab.launch(playwright)
         page = chromium.new_page(viewport={"width": 1300, "height": 1100})
-        print(f"{'key press to painted pixels':<58} median    p90  ÷floor  n")
-        with lab.lab_server(home, extra) as base_url:
-            floor = measure_chapter(page, base_url, "floor")
-            measure_chapter(page, base_url, "interact", floor)
-        with lab.lab_server(home) as base_url:
+        print(f"{'key press to painted pixels [ms]':<58} median    p90  ÷floor  ÷here     n")
+        with lab.lab_server(home, folder) as base_url:
+            floor = measure_one(page, base_url, "floor")
+            measure_one(page, base_url, "interact", floor)
             for name in chapters:
                 measure_chapter(page, base_url, name, floor)
         chromium.close()
