@@ -33,6 +33,7 @@ again. CuPy arrays that are symmetric and float16 or float32 go to the kernels o
 bit for bit, but that CuPy's array code takes float32 denormals for zeros. The kernels do not.
 """
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -264,20 +265,22 @@ def _fit(xp, low, high, qt):
         exact = (high - base) / qt._levels
         if qt.zero:
             exact = xp.where(low == high, abs(high), exact)
-        scale = exact.astype(info.dtype)
-        divisor = scale.astype(qt._work)
-        if not scale.all():  # a group of zeros
+        scale = exact.astype(info.dtype, copy=False)
+        divisor, smallest = scale.astype(qt._work, copy=False), scale.min()
+        if smallest == 0:  # a group of zeros
             divisor = xp.where(scale == 0, 1, divisor)
         if qt.zero == "point":
             # The first code may stand half a step off the lowest value, the last off the highest.
             base = xp.rint(low / divisor) * divisor
             room += 0.25 + xp.maximum(abs(low), abs(high)) * 2.0**-25 / divisor
-        short = high - base > room * divisor
-        if short.any():
-            # Rounding the scale down left the highest value past the last code: one float up.
-            scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
-            divisor = xp.where(short, scale, divisor)
-        if not 0 < scale.min() <= scale.max() < np.inf:
+        # A normal quotient that keeps its dtype is within half an ulp: never short.
+        if qt.zero or info.dtype != qt._work or not smallest >= info.smallest_normal:
+            short = high - base > room * divisor
+            if short.any():
+                # Rounding the scale down left the highest value past the last code: one float up.
+                scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
+                divisor = xp.where(short, scale, divisor)
+        if not (smallest > 0 and scale.max() < np.inf):
             lost = ~xp.isfinite(scale) | ((scale == 0) & ((low != 0) | (high != 0)))
             if lost.any():
                 rule = (
@@ -308,18 +311,27 @@ def _tiles(xp, rows, qt):
     return rows.reshape(_ceil(len(rows), qt._tile[0]), -1, qt._grid[2], qt._tile[1])
 
 
+def _reduce(xp, name, tiles):
+    """Return the 'min' or the 'max' of every tile."""
+    if xp is np and tiles.shape[1] == 1:  # neighbours: up to twice as fast as a short last axis
+        starts = np.arange(0, tiles.size, tiles.shape[3])
+        runs = {"min": np.minimum, "max": np.maximum}[name].reduceat(tiles.ravel(), starts)
+        return runs.reshape(tiles.shape[::2])
+    return getattr(tiles, name)(axis=(1, 3))
+
+
 def _extremes(xp, room, tiles, qt):
     """Return every group's lowest and highest value (symmetric: 0 and the largest magnitude)."""
     if qt.zero:
         values = _widen(xp, room, tiles, np.result_type(tiles.dtype, np.float32))
         with np.errstate(over="ignore"):  # back in float16, what was not finite is infinite again
-            return [end(axis=(1, 3)).astype(tiles.dtype) for end in (values.min, values.max)]
+            return [_reduce(xp, name, values).astype(tiles.dtype) for name in ("min", "max")]
     # The bits of a magnitude order like it, and short runs of integers are reduced faster. NaN is
     # the largest, and float16 needs no conversion.
     bits = tiles.view(_INT_OF_WIDTH[tiles.itemsize])
     bits = xp.bitwise_and(bits, np.iinfo(bits.dtype).max, out=room("work", bits.shape, bits.dtype))
-    high = bits.max(axis=(1, 3)).view(tiles.dtype)
-    return xp.zeros_like(high), high
+    high = _reduce(xp, "max", bits).view(tiles.dtype)
+    return xp.zeros((), high.dtype), high
 
 
 def _widen(xp, room, values, work):
@@ -345,8 +357,9 @@ def _quantize_rows(xp, rows, packed, scale, zero, qt):
     for groups, parts in qt._bands(xp, rows):
         tiles = [_tiles(xp, rows[part], qt) for part in parts]
         lows, highs = zip(*(_extremes(xp, room, tile, qt) for tile in tiles), strict=True)
-        low, high = xp.stack(lows).min(axis=0), xp.stack(highs).max(axis=0)
-        scale[groups], divisor, offset = _fit(xp, low.astype(qt._work), high.astype(qt._work), qt)
+        ends = functools.reduce(xp.minimum, lows), functools.reduce(xp.maximum, highs)
+        low, high = (end.astype(qt._work, copy=False) for end in ends)
+        scale[groups], divisor, offset = _fit(xp, low, high, qt)
         divisor = room.per_group("scale", divisor, qt._work)
         if qt.zero:
             zero[groups], offset = offset, room.per_group("zero", offset, qt._work)
@@ -379,8 +392,9 @@ def _pack(room, steps, packed, qt):
     while bits < 8:
         pairs = codes.view("<u2")  # the first code of a pair below the second
         pairs |= pairs >> (8 - bits)
-        codes, bits = pairs.astype(np.uint8), bits * 2
-    packed[:] = codes
+        bits *= 2
+        codes = packed if bits == 8 else room("fewer codes", pairs.shape, codes.dtype)
+        codes[:] = pairs  # the low bytes
 
 
 def _unpack(packed, qt):
@@ -874,9 +888,10 @@ def attention_output(q, k, v):
     q, k, v = arrays = [_float_tensor(*pair) for pair in named.items()]
     fits = (q.ndim, v.ndim) == (3, 3) and k.ndim in (3, 4)
     fits = fits and (k.shape[0], k.shape[-2]) == v.shape[:2] and q.shape[2] == k.shape[-1]
-    if not fits or not 0 < q.shape[1] <= v.shape[1] or q.shape[0] % k.shape[0]:
+    fits = fits and all(array.size for array in arrays)
+    if not fits or q.shape[1] > v.shape[1] or q.shape[0] % k.shape[0]:
         shapes = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
-        rule = "they must be (heads, n, d), (kv_heads, T, d) and (kv_heads, T, width)"
+        rule = "they must be (heads, n, d), (kv_heads, T, d) and (kv_heads, T, width), none empty"
         raise ValueError(f"{shapes}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
     xp, work = array_module(*arrays), np.result_type(np.float32, *arrays)
     weights = attention_weights(xp, q.astype(work), k.astype(work))

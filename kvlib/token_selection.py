@@ -31,12 +31,15 @@ def _tensors(**named):
     xp = array_module(*named.values())
     arrays = [xp.asarray(value) for value in named.values()]
     (q, *rest), keys = [array.shape for array in arrays], arrays[1].shape
-    fits = len(q) == len(keys) == 3 and q[2] == keys[2] and 0 < q[1] <= keys[1]
+    fits = len(q) == len(keys) == 3 and q[2] == keys[2] and q[1] <= keys[1]
     fits = fits and all(len(shape) == 3 and shape[:2] == keys[:2] for shape in rest)
+    fits = fits and all(array.size for array in arrays)
     if not fits or q[0] % keys[0] or rest[2:] not in ([], rest[:2]):
         said = ", ".join(f"{name}.shape={a.shape}" for name, a in zip(named, arrays, strict=True))
-        rule = "they must be (heads, n, d), (kv_heads, T, d), (kv_heads, T, d_v), then k's and v's"
-        raise ValueError(f"{said}; {rule}. Reshape them: n <= T, kv_heads divides heads.")
+        rule = "none empty, (heads, n, d), (kv_heads, T, d), (kv_heads, T, d_v), then as k and as v"
+        raise ValueError(
+            f"{said}; they must be {rule}. Reshape them: n <= T, kv_heads divides heads."
+        )
     return [array.astype(np.result_type(np.float32, *arrays)) for array in arrays]
 
 

@@ -710,6 +710,8 @@ def test_attention_error_refuses_what_does_not_fit():
         (q[..., :4], k, k, k, k),
         (q, k, k, k[:1], k),
         (q[:, :0], k, k, k, k),
+        (q[:0], k[:0], k[:0], k[:0], k[:0]),
+        (q[..., :0], k[..., :0], k, k[..., :0], k),
     ):
         with pytest.raises(ValueError, match=r"shape=.*Reshape them"):
             attention_output_error(*arrays)

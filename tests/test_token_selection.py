@@ -329,6 +329,8 @@ Q, K, V = tensors(0)
         (lambda: accumulated_attention(Q[0], K), r"q\.shape=\(5, 3\), k\.shape=.*Reshape"),
         (lambda: accumulated_attention(Q[:3], K), "kv_heads divides heads"),
         (lambda: accumulated_attention(Q, K[:, :4]), "n <= T"),
+        (lambda: accumulated_attention(Q[:0], K[:0]), r"k\.shape=\(0, 12, 3\); .*none empty"),
+        (lambda: accumulated_attention(Q[..., :0], K[..., :0]), "none empty"),
         (lambda: KeptAttention(Q, K, V[:, 1:]), r"v\.shape=\(2, 11, 4\)"),
         (lambda: KeptAttention(Q, K, V, k_hat=K[..., :2]), r"k_hat\.shape=\(2, 12, 2\)"),
         (lambda: KeptAttention(Q, K, 0 * V), r"\|\|o\|\|=0; .* Pass values"),
