@@ -4,6 +4,7 @@ python notebooks/build.py          writes every chapter with its outputs
 python notebooks/build.py --check  fails on a stale chapter, a wrong solution or a broken rule
 """
 
+import ast
 import contextlib
 import hashlib
 import os
@@ -86,9 +87,25 @@ def run_here(stem):
     return names, panels
 
 
+def assigned_names(code):
+    """Return the names that a cell gives a value; those inside functions are not the chapter's."""
+    own = (ast.FunctionDef, ast.ClassDef)
+    inner = (*own, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    names, left = set(), list(ast.parse(code).body)
+    while left:
+        node = left.pop()
+        if isinstance(node, own):
+            names.add(node.name)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        if not isinstance(node, inner):
+            left += ast.iter_child_nodes(node)
+    return names
+
+
 def broken_rules(source):
     """List what the house rules forbid in a chapter's cells."""
-    problems = []
+    problems, assigned = [], {}
     for number, cell in enumerate(jupytext.read(source).cells):
         if cell.cell_type != "code":
             continue
@@ -99,6 +116,10 @@ def broken_rules(source):
         for line in lines:
             if re.match(r"\s*([%!]|global |from .* import \*)|.*(sys\.path|filterwarnings)", line):
                 problems.append(f"cell {number} has {line.strip()!r}; write plain Python")
+        for name in sorted(assigned_names(cell.source)):
+            # Else cells that run out of order would take each other's value and say nothing.
+            if assigned.setdefault(name, number) != number:
+                problems.append(f"cell {number} assigns {name!r}, which cell {assigned[name]} does")
     return problems
 
 

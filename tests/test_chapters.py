@@ -1,11 +1,15 @@
 """What must hold for every chapter: its panels bear any values, its rows come from SYMBOLS.md."""
 
+import html
 import random
 import re
 from pathlib import Path
 
+import build
 import jupytext
+import nbformat
 import pytest
+from nbconvert import HTMLExporter
 
 from kvlib import panel
 
@@ -109,3 +113,40 @@ def test_panels_of_a_chapter_share_nothing(panels):
             now = panels[other]
             assert (now.sentence, now.values, now._image.value) == before[other]
         each.reset()
+
+
+def test_a_stored_chapter_becomes_html_with_every_picture_and_no_widget(source):
+    notebook = nbformat.read(NOTEBOOKS / f"{source.stem}.ipynb", as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    stored = [output for output in outputs if "image/png" in output.get("data", {})]
+    page, _ = HTMLExporter(template_name="classic").from_notebook_node(notebook)
+    assert stored
+    assert "widget-view" not in page
+    assert "widget-state" not in page
+    for output in stored:
+        assert "".join(output.data["image/png"].split()) in "".join(page.split())
+        words = output.metadata["image/png"]["alt"]
+        assert " ".join(words.split()) in " ".join(html.unescape(page).split())
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        (
+            ["tokens = 1", "for tokens in range(2):\n    pass"],
+            "cell 1 assigns 'tokens', which cell 0",
+        ),
+        (["def f(tokens):\n    one = tokens", "f = 2"], "cell 1 assigns 'f', which cell 0 does"),
+        (["a = 1\n" * 16], "cell 0 has 16 lines, the limit is 15"),
+        (["import sys\nsys.path.append('..')"], "write plain Python"),
+        (
+            ["def f(t):\n    k = t\n    return k", "g = [k for k in range(3)]", "k = lambda t: t"],
+            None,
+        ),
+    ],
+)
+def test_the_rules_for_cells(cells, problem, tmp_path):
+    source = tmp_path / "chapter.py"
+    source.write_text("".join(f"# %%\n{cell}\n\n" for cell in cells))
+    found = build.broken_rules(source)
+    assert [problem in line for line in found] == [True] if problem else not found

@@ -281,10 +281,9 @@ def beside(what, predicted, entry, key="expected"):
 
 
 counted = []
-for entry_id in ("vllm-2418-tokens", "vllm-10517-29k-tokens"):
-    entry = checks.published(entry_id)
-    num_tokens = entry["expected"]
-    counted.append(beside(f"{num_tokens:,} tokens, B = 16", blocks.blocks_needed(num_tokens, 16), entry, "gpu_blocks"))
+for entry in map(checks.published, ("vllm-2418-tokens", "vllm-10517-29k-tokens")):
+    served = entry["expected"]
+    counted.append(beside(f"{served:,} tokens, B = 16", blocks.blocks_needed(served, 16), entry, "gpu_blocks"))
 
 hybrid_blocks = blocks.blocks_needed(112, 16) + 2 * blocks.blocks_needed(32, 16)
 counted.append(beside("112 tokens, twice a window of 32, B = 16", hybrid_blocks, checks.published("vllm-hybrid-11")))
@@ -294,13 +293,15 @@ def blocks_in_pool(pool_bytes, model, block_size):
     return memory.max_cached_tokens(pool_bytes, models.find_model(model), block_size=block_size) // block_size
 
 
-for name, entry_id in {"opt-125m": "vllm-cpu-blocks-opt125m", "llama-2-7b": "vllm-cpu-blocks-llama2-7b"}.items():
-    counted.append(beside(f"4 GiB of {name}, B = 16", blocks_in_pool(4 * units.GiB, name, 16), checks.published(entry_id)))
+pools = [
+    beside(f"4 GiB of {name}, B = 16", blocks_in_pool(4 * units.GiB, name, 16), checks.published(f"vllm-cpu-blocks-{short}"))
+    for name, short in {"opt-125m": "opt125m", "llama-2-7b": "llama2-7b"}.items()
+]
 
 # Qwen1.5-7B has the shape of Llama-2-7B.
 free_bytes = memory.kv_budget_bytes(int(21.89 * units.GiB), 0, memory_fraction=0.9)
-counted.append(beside("0.9 of 21.89 GiB, B = 64", blocks_in_pool(free_bytes, "llama-2-7b", 64), checks.published("trtllm-2268")))
-checks.Comparison(counted, tolerance=0)
+pools.append(beside("0.9 of 21.89 GiB, B = 64", blocks_in_pool(free_bytes, "llama-2-7b", 64), checks.published("trtllm-2268")))
+checks.Comparison(counted + pools, tolerance=0)
 
 # %% [markdown]
 # One miss stays: a sequence rounds its blocks up, a pool must round down, and this engine rounds its pool up: the 631st block fits

@@ -401,10 +401,10 @@ round(above, 4), round(eviction.jain_index(held, {}), 4)
 # %%
 merged = replay.load_trace_figures()["merged"]
 at = merged["capacity_blocks"].index(10_000)
-for name in ("lru", "fair"):
-    record = merged["engine_order"][name]
+for rule in ("lru", "fair"):
+    record = merged["engine_order"][rule]
     found = {tenant: hits["block_hits"][at] for tenant, hits in record["tenants"].items()}
-    print(f"{name:4}  unfairness {record['unfairness'][at]:.3f}  blocks found {record['block_hits'][at]:,}  {found}")
+    print(f"{rule:4}  unfairness {record['unfairness'][at]:.3f}  blocks found {record['block_hits'][at]:,}  {found}")
     print("      held at the end:", {tenant: over_time[-1] for tenant, over_time in record["usage"]["10000"].items()})
 
 # %% [markdown]

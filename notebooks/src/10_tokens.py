@@ -248,8 +248,8 @@ sorted((place, tokens[place]) for place in parked.tolist()), round(float(drawn[4
 one_layer = models.ModelShape(num_layers=1, num_kv_heads=3, head_dim=64)
 one_token = {dtype: memory.kv_bytes_per_token(one_layer, dtype) for dtype in widths}
 short = {dtype: dtype.partition("/")[0] for dtype in widths}
-for layer in sample:
-    [curve(layer, "heavy", dtype=dtype) for dtype in widths]
+for sampled in sample:
+    [curve(sampled, "heavy", dtype=dtype) for dtype in widths]
 
 
 def bytes_buy(budget, rule, layer):
