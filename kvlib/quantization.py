@@ -604,8 +604,8 @@ def quantize(
     --------
     >>> keys = np.array([[1.0, -40.0], [-2.0, 80.0], [0.5, 127.0]], np.float32)
     >>> qt = quantize(keys)
-    >>> qt.scale[0, 1], qt.codes()[:, 1]
-    (np.float32(1.0), array([-40,  80, 127], dtype=int8))
+    >>> float(qt.scale[0, 1]), qt.codes()[:, 1]
+    (1.0, array([-40,  80, 127], dtype=int8))
     """
     tensor = _float_tensor("tensor", tensor)
     if not isinstance(symmetric, bool | np.bool_):

@@ -164,9 +164,13 @@ def open_chapter(page, base_url, name, *, run=True):
     """Open one notebook in JupyterLab and run it; fail if a cell shows an error."""
     page.goto(f"{base_url}/doc/tree/{name}.ipynb?reset&token=kvlib")
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=60_000)
-    if not run:
-        return
-    assert page.evaluate(_RUN_ALL), f"{name}: a cell failed"
+    if run:
+        run_all(page)
+
+
+def run_all(page):
+    """Run every cell of the open notebook; fail if one shows an error."""
+    assert page.evaluate(_RUN_ALL), "a cell failed"
     check_no_traceback(page)
     page.locator(".kv-panel").first.wait_for(timeout=30_000)
 

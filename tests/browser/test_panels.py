@@ -173,6 +173,27 @@ def test_panel_stays_inside_a_narrow_window_and_keeps_its_size(chapter):
         panel.settle()
 
 
+def test_panels_stay_usable_at_twice_the_size(chapter):
+    # Zoom leaves a window of 1,300 pixels 650 in width; less height only means to scroll more.
+    chapter.set_viewport_size({"width": 650, "height": 1400})
+    try:
+        for number, panel in enumerate(panels_of(chapter)):
+            panel.root.scroll_into_view_if_needed()
+            notebook = chapter.locator(".jp-Notebook").bounding_box()
+            right = notebook["x"] + notebook["width"]
+            assert panel.root.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
+            for part in ("img.kv-picture", "[role=slider]", "input[type=number]", "button"):
+                for one in panel.root.locator(part).all():
+                    if one.is_visible():
+                        extent = one.bounding_box()
+                        assert extent["x"] + extent["width"] <= right, part
+            for slider in panel.root.locator(".widget-slider:visible").all():
+                assert slider.bounding_box()["width"] >= 80, "too short to drag"
+            panel.root.screenshot(path=SHOTS / f"{chapter.chapter_name}_{number + 1}_zoomed.png")
+    finally:
+        chapter.set_viewport_size({"width": 1024, "height": 900})
+
+
 _COUNT_REDRAWS = """() => {
   window.redraws = 0;
   const picture = document.querySelector('img.kv-picture').parentElement;
@@ -284,6 +305,53 @@ def test_a_fresh_open_shows_every_picture_without_a_kernel(browser, tmp_path):
             )
             assert "Error displaying widget" not in page.locator(".jp-Notebook").inner_text()
             lab.stop_kernels(page)
+    page.close()
+
+
+_RUN_LAST = """async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  const panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.info;
+  const cells = panel.content.widgets;
+  panel.content.activeCellIndex = cells.findLastIndex((cell) => cell.model.type === 'code');
+  await app.commands.execute('notebook:run-cell');
+}"""
+_RESTART = """() => {
+  const context = window.jupyterapp.shell.currentWidget.sessionContext;
+  window.restarted = context.session.kernel.restart().then(() => context.ready);
+}"""
+
+
+def test_a_kernel_restarted_during_a_drag_recovers(first_chapter):
+    panel = panels_of(first_chapter)[0]
+    panel.root.get_by_role("slider").first.focus()
+    for press in range(30):
+        first_chapter.keyboard.press("ArrowRight")
+        first_chapter.wait_for_timeout(30)
+        if press == 10:
+            first_chapter.evaluate(_RESTART)
+    first_chapter.evaluate("() => window.restarted")
+    lab.check_no_traceback(first_chapter)
+    first_chapter.wait_for_timeout(1000)
+    lab.run_all(first_chapter)
+    panel = panels_of(first_chapter)[0]
+    assert panel.root.get_by_role("spinbutton").first.input_value() == "32"
+    panel.press(panel.root.get_by_role("slider").first)
+    panel.settle()
+    assert panel.root.get_by_role("spinbutton").first.input_value() == "33"
+
+
+def test_a_cell_run_before_those_above_names_what_is_missing(browser, server):
+    page = browser.new_page(viewport={"width": 1024, "height": 900})
+    lab.open_chapter(page, server, "01_bytes_per_token", run=False)
+    page.evaluate(_RUN_LAST)
+    error = page.get_by_text(re.compile(r"NameError: name '\w+' is not defined"))
+    error.wait_for(timeout=30_000)
+    lab.run_all(page)  # and nothing of it is left
+    lab.stop_kernels(page)
     page.close()
 
 
