@@ -1,10 +1,16 @@
 """One JupyterLab and one Chromium for all browser tests."""
 
+import importlib
 import os
+import pkgutil
 
 import pytest
 
+import kvlib
+
 from . import lab
+
+_PUBLIC = [info.name for info in pkgutil.iter_modules(kvlib.__path__) if info.name[0] != "_"]
 
 
 def pytest_collection_modifyitems(items):
@@ -36,3 +42,10 @@ def browser():
         chromium = lab.launch(playwright)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def namespace():
+    """What a sentence's code needs: the public modules by name."""
+    names = [name for name in _PUBLIC if name not in ("__main__", "gpucheck")]
+    return {name: importlib.import_module(f"kvlib.{name}") for name in names}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import queue
+import re
 import shutil
 import socket
 import subprocess
@@ -34,6 +35,12 @@ _RUN_ALL = """async () => {
   await notebook.sessionContext.ready;
   await notebook.sessionContext.session.kernel.info;
   return app.commands.execute('notebook:run-all-cells');
+}"""
+
+PICTURE_DIGEST = """async (image) => {
+  const bytes = await (await fetch(image.src)).arrayBuffer();
+  const digest = await crypto.subtle.digest('SHA-256', bytes);
+  return image.naturalWidth + ':' + Array.from(new Uint8Array(digest)).join();
 }"""
 
 
@@ -197,3 +204,54 @@ def open_panel(root):
 
 def stop_kernels(page):
     page.evaluate("async () => window.jupyterapp.serviceManager.sessions.shutdownAll()")
+
+
+class Panel:
+    """What a reader sees of one panel."""
+
+    def __init__(self, root):
+        self.root, self.page = root, root.page
+        open_panel(root)
+
+    @property
+    def sentence(self):
+        return self.root.locator(".kv-sentence .widget-html-content").inner_text()
+
+    @property
+    def picture(self):
+        return self.root.locator("img.kv-picture").evaluate(PICTURE_DIGEST)
+
+    def until(self, condition, what):
+        for _ in range(800):
+            if condition():
+                return
+            self.page.wait_for_timeout(25)
+        raise AssertionError(f"waited 20 s for {what}; sentence: {self.sentence!r}")
+
+    def press(self, slider, key="ArrowRight"):
+        """Press a key on a slider; wait for a new picture and a new sentence."""
+        sentence, picture = self.sentence, self.picture
+        slider.press(key)
+        self.until(lambda: self.sentence != sentence, f"a sentence other than {sentence!r}")
+        self.until(lambda: self.picture != picture, "another picture")
+
+    def settle(self):
+        self.page.wait_for_timeout(600)
+
+
+def panels_of(page):
+    found = [Panel(root) for root in page.locator(".kv-panel").all()]
+    assert found, "the chapter has no panel"
+    return found
+
+
+def check_code(panel, namespace):
+    """The code in the sentence gives a number that stands in the sentence."""
+    code = panel.root.locator(".kv-sentence code").last.inner_text()
+    value = eval(code, dict(namespace))
+    words = panel.sentence.replace(code, "")
+    assert re.search(rf"(?<![\d.,]){re.escape(f'{value:,}')}(?![\d]|[.,]\d)", words), (value, words)
+
+
+def position(slider):
+    return int(float(slider.get_attribute("aria-valuenow")))
