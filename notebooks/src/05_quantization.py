@@ -156,7 +156,7 @@ for bits in (8, 4, 2):
     assert (my_asymmetric(loud, bits)[0] == quantization.quantize_per_channel_asymmetric(loud, bits=bits).codes()).all()
 qt = quantization.quantize_per_channel_asymmetric(loud, bits=4)
 read_back = quantization.dequantize(qt)
-float(loud.min()), float(loud.max()), qt.scale, qt.zero_point, read_back.min(), read_back.max()
+[*map(float, (loud.min(), loud.max(), read_back.min(), read_back.max()))], qt.scale, qt.zero_point
 
 # %% [markdown]
 # ## One channel under the microscope
