@@ -248,8 +248,9 @@ class Picture:
                 self._backgrounds.pop(next(iter(self._backgrounds)))
             self._backgrounds[frame] = self.canvas.copy_from_bbox(self.figure.bbox)
         self.canvas.restore_region(self._backgrounds[frame])
+        renderer = self.canvas.get_renderer()
         for artist in [] if cover else self._moving:
-            (artist.axes or self.figure).draw_artist(artist)
+            artist.draw(renderer)
         extent = self.canvas.get_width_height()
         image = Image.frombytes("RGB", extent, self.canvas.buffer_rgba(), "raw", "RGBX")
         self._cover.set_text(textwrap.fill(cover or "", 60))
