@@ -1,6 +1,15 @@
-"""Run a chapter's code in this process, once for all tests that look at it."""
+"""For all tests: who shares a process, and a chapter's code, run once."""
 
 import pytest
+
+
+def pytest_collection_modifyitems(items):
+    """Keep what shares fixtures in one process: a file's tests, in the browser a chapter's."""
+    for item in items:
+        group = item.path.name
+        if "chapter" in getattr(item, "fixturenames", ()):
+            group += item.callspec.id
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
