@@ -3,6 +3,7 @@
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items):
     """Keep what shares fixtures in one process: a file's tests, in the browser a chapter's."""
     for item in items:
