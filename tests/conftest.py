@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+@pytest.hookimpl(wrapper=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items):
     """Keep what shares fixtures in one process: a file's tests, in the browser a chapter's."""
     for item in items:
@@ -11,6 +11,7 @@ def pytest_collection_modifyitems(items):
         if "chapter" in getattr(item, "fixturenames", ()):
             group += item.callspec.id
         item.add_marker(pytest.mark.xdist_group(group))
+    return (yield)
 
 
 @pytest.fixture(scope="session")
