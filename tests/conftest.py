@@ -3,15 +3,17 @@
 import pytest
 
 
-@pytest.hookimpl(wrapper=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_xdist_make_scheduler(config, log):
     """Keep what shares fixtures in one process: a file's tests, in the browser a chapter's."""
-    for item in items:
-        group = item.path.name
-        if "chapter" in getattr(item, "fixturenames", ()):
-            group += item.callspec.id
-        item.add_marker(pytest.mark.xdist_group(group))
-    return (yield)
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFileAndChapter(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file, _, test = nodeid.partition("::")
+            return file + (test.partition("[")[2] if file.endswith("test_panels.py") else "")
+
+    return ByFileAndChapter(config, log)
 
 
 @pytest.fixture(scope="session")
