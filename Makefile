@@ -39,7 +39,7 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/numpydoc lint kvlib/[a-z]*.py kvlib/figures/[a-z]*.py
 	$(BIN)/python notebooks/build.py --check
-	$(BIN)/python -m pytest -n 2 -p no:cacheprovider \
+	$(BIN)/python -m pytest -n 2 --dist loadfile -p no:cacheprovider \
 	  --nbval --nbval-sanitize-with tests/nbval.cfg tests kvlib $(CHAPTERS)
 
 notebooks: $(READY)

@@ -1,19 +1,6 @@
-"""For all tests: who shares a process, and a chapter's code, run once."""
+"""Run a chapter's code in this process, once for all tests that look at it."""
 
 import pytest
-
-
-@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
-def pytest_xdist_make_scheduler(config, log):
-    """Keep what shares fixtures in one process: a file's tests, in the browser a chapter's."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFileAndChapter(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            file, _, test = nodeid.partition("::")
-            return file + (test.partition("[")[2] if file.endswith("test_panels.py") else "")
-
-    return ByFileAndChapter(config, log)
 
 
 @pytest.fixture(scope="session")
