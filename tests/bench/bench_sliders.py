@@ -133,7 +133,7 @@ def measure_chapter(page, base_url, name, floor):
 def main(chapters):
     from playwright.sync_api import sync_playwright
 
-    chapters = chapters or sorted(path.stem for path in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
+    chapters = chapters or lab.CHAPTERS
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
         folder = Path(home) / "notebooks"
         folder.mkdir()

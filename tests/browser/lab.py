@@ -26,17 +26,27 @@ _CHROMIUM_FLAGS = [
     "--disable-sync",
 ]
 
+CHAPTERS = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
+
 # A click on Run All before the kernel answers is lost; wait inside the page instead.
-_RUN_ALL = """async () => {
+_WHEN_READY = """async () => {
   const app = window.jupyterapp;
   await app.restored;
   const notebook = app.shell.currentWidget;
   await notebook.context.ready;
   await notebook.sessionContext.ready;
   await notebook.sessionContext.session.kernel.info;
-  return app.commands.execute('notebook:run-all-cells');
+  %s
 }"""
-
+_RUN_ALL = _WHEN_READY % "return app.commands.execute('notebook:run-all-cells');"
+_RUN_LAST = (
+    _WHEN_READY
+    % """
+  const {content} = notebook;
+  content.activeCellIndex = content.widgets.findLastIndex((cell) => cell.model.type === 'code');
+  await app.commands.execute('notebook:run-cell');
+"""
+)
 PICTURE_DIGEST = """async (image) => {
   const bytes = await (await fetch(image.src)).arrayBuffer();
   const digest = await crypto.subtle.digest('SHA-256', bytes);
@@ -180,6 +190,11 @@ def run_all(page):
     assert page.evaluate(_RUN_ALL), "a cell failed"
     check_no_traceback(page)
     page.locator(".kv-panel").first.wait_for(timeout=30_000)
+
+
+def run_last(page):
+    """Run the open notebook's last code cell, whatever it shows."""
+    page.evaluate(_RUN_LAST)
 
 
 def check_no_traceback(page):

@@ -106,7 +106,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    names = arguments.chapters or sorted(p.stem for p in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
+    names = arguments.chapters or lab.CHAPTERS
     rng, share = random.Random(arguments.seed), arguments.minutes * 60 / len(names)
     with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
         chromium = lab.launch(playwright)

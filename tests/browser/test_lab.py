@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from . import lab
-from .lab import check_code, panels_of, position
+from .lab import CHAPTERS, check_code, panels_of, position
 
 pytestmark = pytest.mark.browser
 
-CHAPTERS = sorted(path.stem for path in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
 SHOTS = Path(__file__).parent / "shots"
 
 
@@ -86,17 +85,6 @@ def test_a_fresh_open_shows_every_picture_without_a_kernel(browser, tmp_path):
     page.close()
 
 
-_RUN_LAST = """async () => {
-  const app = window.jupyterapp;
-  await app.restored;
-  const panel = app.shell.currentWidget;
-  await panel.context.ready;
-  await panel.sessionContext.ready;
-  await panel.sessionContext.session.kernel.info;
-  const cells = panel.content.widgets;
-  panel.content.activeCellIndex = cells.findLastIndex((cell) => cell.model.type === 'code');
-  await app.commands.execute('notebook:run-cell');
-}"""
 _RESTART = """() => {
   const context = window.jupyterapp.shell.currentWidget.sessionContext;
   window.restarted = context.session.kernel.restart().then(() => context.ready);
@@ -125,7 +113,7 @@ def test_a_kernel_restarted_during_a_drag_recovers(first_chapter):
 def test_a_cell_run_before_those_above_names_what_is_missing(browser, server):
     page = browser.new_page(viewport={"width": 1024, "height": 900})
     lab.open_chapter(page, server, "01_bytes_per_token", run=False)
-    page.evaluate(_RUN_LAST)
+    lab.run_last(page)
     error = page.get_by_text(re.compile(r"NameError: name '\w+' is not defined"))
     error.wait_for(timeout=30_000)
     lab.run_all(page)  # and nothing of it is left

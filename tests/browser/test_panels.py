@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from . import lab
-from .lab import check_code, panels_of, position
+from .lab import CHAPTERS, check_code, panels_of, position
 
 pytestmark = pytest.mark.browser
 
-CHAPTERS = sorted(path.stem for path in lab.NOTEBOOKS.glob("[0-9]*.ipynb"))
 SHOTS = Path(__file__).parent / "shots"
 
 
