@@ -45,14 +45,18 @@ class _Control(widgets.Box):
         for part in self.children:
             part.disabled = off
 
-    def settle(self):
-        """Do what a control does once a drag is over: most do nothing."""
-
 
 class _Thumb(widgets.IntSlider):
-    """A slider that the kernel does not answer with its own value: the answer is the picture."""
+    """A slider that hears its own value back only once the picture is on its way."""
 
     value = traitlets.CInt().tag(sync=True, echo_update=False)
+
+    def set_state(self, sync_data):
+        super().set_state(sync_data)  # everything that follows the thumb happens in here
+        # A drag that overtook Reset ends where the reader left it: the browser takes no echo but
+        # that of the last value it sent.
+        echo = {"method": "echo_update", "state": {"value": self.value}, "buffer_paths": []}
+        self.comm.send(data=echo)
 
 
 class Slider(_Control):
@@ -91,7 +95,6 @@ class Slider(_Control):
             layout={"flex": "1 1 90px", "min_width": "90px", "width": "auto"},
         )  # fmt: skip
         super().__init__(value, [self.box, self.thumb])
-        self._was_moved = False
         self.thumb.observe(self._dragged, "value")
         self.box.observe(self._typed, "value")
 
@@ -110,15 +113,8 @@ class Slider(_Control):
 
     def show(self):
         """Bring thumb and box to the value."""
-        if self.thumb.value != self._nearest(self.value):
-            self.thumb.value, self._was_moved = self._nearest(self.value), True
+        self.thumb.value = self._nearest(self.value)
         self.box.value = self.value
-
-    def settle(self):
-        """Say where the thumb stands, if the reader dragged on before hearing of a Reset."""
-        if self._was_moved:
-            self._was_moved = False
-            self.thumb.send_state("value")
 
 
 class Choice(_Control):
@@ -381,13 +377,7 @@ class Panel(widgets.VBox):
         self._saying = self._saying or loop.call_later(_PAINT_SECONDS, self._say)
         if self._sharpening:
             self._sharpening.cancel()
-        self._sharpening = loop.call_later(_IDLE_SECONDS, self._settle)
-
-    def _settle(self):
-        with _ONE_AT_A_TIME:
-            self._show()
-            for control in self.controls.values():
-                control.settle()
+        self._sharpening = loop.call_later(_IDLE_SECONDS, self._show)
 
     def _show(self):
         with _ONE_AT_A_TIME:

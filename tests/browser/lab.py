@@ -53,6 +53,11 @@ PICTURE_DIGEST = """async (image) => {
   return image.naturalWidth + ':' + Array.from(new Uint8Array(digest)).join();
 }"""
 
+_PICTURE_EXTENT = """(root) => {
+  const {x, y, width, height} = root.querySelector('img.kv-picture').getBoundingClientRect();
+  return {x, y, width, height};
+}"""
+
 
 def chromium_path():
     """Return Chromium's path, or None if there is none."""
@@ -152,7 +157,8 @@ def delayed(base_url, seconds):
 
     async def connect(reader, writer):
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
-        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # the server stops
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
 
     async def serve():
         stop = asyncio.Event()
@@ -235,6 +241,11 @@ class Panel:
     @property
     def picture(self):
         return self.root.locator("img.kv-picture").evaluate(PICTURE_DIGEST)
+
+    @property
+    def extent(self):
+        """The picture's x, y, width and height: read at once, for a drag replaces the element."""
+        return self.root.evaluate(_PICTURE_EXTENT)
 
     def until(self, condition, what):
         for _ in range(800):

@@ -89,15 +89,15 @@ def test_every_box_list_and_button_has_a_name(chapter):
 def test_panel_stays_inside_a_narrow_window_and_keeps_its_size(chapter):
     SHOTS.mkdir(exist_ok=True)
     for number, panel in enumerate(panels_of(chapter)):
-        picture = panel.root.locator("img.kv-picture")
-        before = picture.bounding_box()
+        before = panel.extent
         notebook = chapter.locator(".jp-Notebook").bounding_box()
         assert before["x"] + before["width"] <= notebook["x"] + notebook["width"]
         assert panel.root.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
         panel.press(panel.root.get_by_role("slider").first, "ArrowLeft")
-        after = picture.bounding_box()
+        after = panel.extent
         assert (after["width"], after["height"]) == (before["width"], before["height"])
         panel.settle()
+        picture = panel.root.locator("img.kv-picture")
         assert picture.evaluate("image => image.naturalWidth") == 2 * 720  # sharp when idle
         panel.root.screenshot(path=SHOTS / f"{chapter.chapter_name}_{number + 1}.png")
         panel.root.get_by_role("button", name="Reset").click()
