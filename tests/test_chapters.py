@@ -1,5 +1,6 @@
 """What must hold for every chapter: its panels bear any values, its rows come from SYMBOLS.md."""
 
+import contextlib
 import html
 import random
 import re
@@ -66,6 +67,20 @@ def test_every_control_moves_the_sentence(panels):
                 control.list.value = options[-1]
             assert each.sentence != before, name
             each.reset()
+
+
+def test_a_background_kept_in_parts_is_the_whole(panels):
+    for each in panels:
+        sliders = [name for name, c in each.controls.items() if isinstance(c, panel.Slider)]
+        for name in sliders:  # one at its end after the other: most axes change their limits
+            values = each.values | {name: each.controls[name].steps[-1].item()}
+            with contextlib.suppress(ValueError):  # values without an answer
+                each.picture.update(**each._compute(**values))
+            each.picture.png(scale=1)
+            kept = each.picture._background(scale=1)
+            each.picture.canvas.draw()
+            assert (kept == each.picture.canvas.buffer_rgba()).all(), name
+        each.reset()
 
 
 def test_at_most_four_controls_are_in_view(panels):

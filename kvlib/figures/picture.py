@@ -5,6 +5,7 @@ import io
 import textwrap
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -46,7 +47,8 @@ class Picture:
 
     def __init__(self):
         self.guess = ()
-        self._moving, self._labels, self._backgrounds, self._stamps = [], [], {}, []
+        self._moving, self._labels, self._stamps = [], [], []
+        self._backgrounds, self._layers = {}, {}
         with mpl.rc_context(style.STYLE):
             self.figure = Figure(figsize=(self.width / _DPI, self.height / _DPI), dpi=_DPI)
             self.canvas = FigureCanvasAgg(self.figure)
@@ -239,16 +241,30 @@ class Picture:
         image.quantize(256).save(file, "png", optimize=True)
         return file.getvalue()
 
+    def _background(self, scale):
+        """Draw what keeps still: only axes whose limits have changed since the last time."""
+        shown = [axes for axes in self.figure.axes if axes.get_visible()]
+        for axes in shown:
+            limits = axes.get_xlim(), axes.get_ylim()
+            if self._layers.get((scale, axes), (None,))[0] != limits:
+                for other in shown:
+                    other.set_visible(other is axes)
+                self.canvas.draw()
+                self._layers[scale, axes] = limits, np.array(self.canvas.buffer_rgba())
+        for axes in shown:
+            axes.set_visible(True)
+        # Ink on white that does not overlap: the darker of two pixels is the one with ink.
+        return functools.reduce(np.minimum, (self._layers[scale, axes][1] for axes in shown))
+
     def _image(self, scale, cover=None):
         self.figure.set_dpi(_DPI * scale)
         frame = (scale, *((axes.get_xlim(), axes.get_ylim()) for axes in self.figure.axes))
         if frame not in self._backgrounds:
-            self.canvas.draw()
             while len(self._backgrounds) >= _MAX_BACKGROUNDS:
                 self._backgrounds.pop(next(iter(self._backgrounds)))
-            self._backgrounds[frame] = self.canvas.copy_from_bbox(self.figure.bbox)
-        self.canvas.restore_region(self._backgrounds[frame])
+            self._backgrounds[frame] = self._background(scale)
         renderer = self.canvas.get_renderer()
+        np.asarray(renderer.buffer_rgba())[:] = self._backgrounds[frame]
         for artist in [] if cover else self._moving:
             artist.draw(renderer)
         extent = self.canvas.get_width_height()
