@@ -45,7 +45,10 @@ def test_no_combination_of_values_ends_in_a_traceback(panels):
                     low, high = control.box.min, control.box.max
                     ends = [low, high, rng.choice(control.steps.tolist())]
                     values[name] = rng.choice([*ends, type(low)(rng.uniform(low, high))])
-            each.set(**values)
+            with each._hold():
+                for name, value in values.items():
+                    each.controls[name].value = value
+            each._draw(scale=1)
             assert each.sentence
         each.reset()
 

@@ -1,6 +1,5 @@
-"""What happens around the panels: far networks, restarts, stored pictures, guesses and presets."""
+"""What happens around the panels: far networks, restarts, guesses and presets."""
 
-import json
 import re
 from pathlib import Path
 
@@ -59,30 +58,6 @@ def test_a_drag_that_overtakes_reset_leaves_thumb_and_box_together(browser, serv
             assert box.input_value() in panel.sentence
         lab.stop_kernels(page)
         page.close()
-
-
-def _stored_pictures(name):
-    notebook = json.loads((lab.NOTEBOOKS / f"{name}.ipynb").read_text())
-    outputs = (o for cell in notebook["cells"] for o in cell.get("outputs", ()))
-    return sum("image/png" in output.get("data", ()) for output in outputs)
-
-
-def test_a_fresh_open_shows_every_picture_without_a_kernel(browser, tmp_path):
-    # A server of its own: JupyterLab saves the chapters that other tests have run.
-    page = browser.new_page(viewport={"width": 1024, "height": 900})
-    with lab.lab_server(tmp_path) as server:
-        for name in CHAPTERS:
-            lab.open_chapter(page, server, name, run=False)
-            pictures = page.locator(".jp-OutputArea-output img")
-            pictures.nth(_stored_pictures(name) - 1).wait_for(state="attached", timeout=60_000)
-            page.wait_for_function(
-                "[...document.querySelectorAll('.jp-OutputArea-output img')]"
-                ".every(image => image.naturalWidth > 0)",
-                timeout=60_000,
-            )
-            assert "Error displaying widget" not in page.locator(".jp-Notebook").inner_text()
-            lab.stop_kernels(page)
-    page.close()
 
 
 _RESTART = """() => {
