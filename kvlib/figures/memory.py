@@ -1,13 +1,18 @@
 """Pictures of bytes: the formula's factors, a GPU that fills, models beside each other."""
 
 import math
+from itertools import zip_longest
 
 import matplotlib as mpl
+from matplotlib.markers import TICKDOWN
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from kvlib.figures import style
 from kvlib.figures.picture import Picture, lay_out, log2_axis, spread
 from kvlib.units import GiB, KiB, format_bytes
+
+_MOST_TICKS = 11
 
 
 class FactorTiles(Picture):
@@ -96,9 +101,13 @@ class MemoryCurve(Picture):
         self._cross_tag = self.label(0, 0, axes=axes, color=style.CACHE, weight="bold", va="top")
         self._cross_tag.set_path_effects(style.HALO)
         bar = self._bar = self.figure.add_axes((0.09, 0.12, 0.72, 0.10))
-        bar.set(ylim=(0, 1), yticks=[])
-        bar.grid(visible=False)
+        bar.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[])
         bar.spines["left"].set_visible(False)
+        # Its scale changes at every step: numbers that move cost less than an axis drawn anew.
+        look = {"color": style.SOFT, "ms": 3.5, "mew": 0.8, "clip_on": False}
+        self._ticks = self.moving(bar.plot([], [], ls="", marker=TICKDOWN, **look)[0])
+        place = {"axes": bar, "ha": "center", "va": "top", "color": style.SOFT}
+        self._numbers = [self.label(0, -0.2, **place) for _ in range(_MOST_TICKS)]
         self._end = self.moving(bar.axvline(1, color=style.LIMIT, lw=2))
         self._caption = self.label(0.09, 0.015, color=style.SOFT)
         looks = (
@@ -158,15 +167,26 @@ class MemoryCurve(Picture):
 
     def _fill_bar(self, gpu, gpu_bytes, weight_bytes, reserve_bytes, cache_bytes):
         taken = weight_bytes + reserve_bytes + cache_bytes
-        span = gpu_bytes if taken <= gpu_bytes else 2 ** math.ceil(math.log2(taken))
-        self.set_limits(self._bar, x=(0, span / GiB))
-        self._end.set_xdata([gpu_bytes / GiB] * 2)
+        span = max(gpu_bytes, taken)
+        self._end.set_xdata([gpu_bytes / span] * 2)
         parts = {"weights": weight_bytes, "reserve": reserve_bytes, "cache": cache_bytes}
-        parts["free"] = max(0, gpu_bytes - taken)
-        lay_out(self._parts, (part / GiB for part in parts.values()))
+        parts["free"] = span - taken
+        lay_out(self._parts, (part / span for part in parts.values()))
         for (_, text), (name, part) in zip(self._parts, parts.items(), strict=True):
             text.set_text(f"{name}\n{part / GiB:,.1f}")
             text.set_visible(part > 0.06 * span)
+        # The cache's name stands beside the GPU's end, not on it.
+        start = weight_bytes + reserve_bytes
+        split = min(max(gpu_bytes, start), taken)
+        low, high = max((start, split), (split, taken), key=lambda piece: piece[1] - piece[0])
+        self._parts[2][1].set_x((low + high) / 2 / span)
+        ticks = MaxNLocator(_MOST_TICKS - 2, steps=[1, 2, 5, 10]).tick_values(0, span / GiB)
+        ticks = [tick for tick in ticks if tick * GiB <= span]
+        self._ticks.set_data([tick * GiB / span for tick in ticks], [0] * len(ticks))
+        for number, tick in zip_longest(self._numbers, ticks):
+            number.set_visible(tick is not None)
+            if tick is not None:
+                number.set(x=tick * GiB / span, text=f"{tick:,g}")
         self._caption.set_text(f"one {gpu} as programs see it: {format_bytes(gpu_bytes)}")
 
 
