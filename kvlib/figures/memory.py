@@ -100,7 +100,7 @@ class MemoryCurve(Picture):
         self._cross = self.moving(axes.plot([], [], "o", color=style.CACHE, ms=8, zorder=6)[0])
         self._cross_tag = self.label(0, 0, axes=axes, color=style.CACHE, weight="bold", va="top")
         self._cross_tag.set_path_effects(style.HALO)
-        bar = self._bar = self.figure.add_axes((0.09, 0.12, 0.72, 0.10))
+        bar = self.figure.add_axes((0.09, 0.12, 0.72, 0.10))
         bar.set(xlim=(0, 1), ylim=(0, 1), xticks=[], yticks=[])
         bar.spines["left"].set_visible(False)
         # Its scale changes at every step: numbers that move cost less than an axis drawn anew.

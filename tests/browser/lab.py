@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SHOTS = Path(__file__).parent / "shots"
 _CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -1,16 +1,13 @@
 """What happens around the panels: far networks, restarts, guesses and presets."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from . import lab
-from .lab import CHAPTERS, check_code, panels_of, position
+from .lab import CHAPTERS, SHOTS, check_code, panels_of, position
 
 pytestmark = pytest.mark.browser
-
-SHOTS = Path(__file__).parent / "shots"
 
 
 def test_a_far_away_server_keeps_the_last_value_and_the_thumb(browser, server):

@@ -2,16 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from . import lab
-from .lab import CHAPTERS, check_code, panels_of, position
+from .lab import CHAPTERS, SHOTS, check_code, panels_of, position
 
 pytestmark = pytest.mark.browser
-
-SHOTS = Path(__file__).parent / "shots"
 
 
 @pytest.fixture(scope="module")
