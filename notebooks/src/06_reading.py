@@ -88,7 +88,7 @@ panel.Panel(
     guess=panel.Guess("From how many sequences on do caches outweigh weights?", ("4", "32", "128")),
     assumptions={
         "model": panel.Choice("model", "llama-3.1-8b", dense),
-        "reached": panel.Slider("bandwidth used [%]", 100, range(50, 101)),
+        "reached": panel.Slider("bandwidth [%]", 100, range(50, 101)),
     },
     batch=panel.Slider("sequences", 8, range(1, 257)),
     context=panel.Slider("context [tokens]", 32_768, contexts),

@@ -111,6 +111,11 @@ def test_every_box_list_and_button_has_a_name(chapter):
         assert sliders == panel.root.get_by_role("spinbutton").count(), "a slider without its box"
 
 
+_CUT_LABELS = """(root) => [...root.querySelectorAll('.widget-label')]
+  .filter((label) => label.scrollWidth > label.clientWidth)
+  .map((label) => label.textContent)"""
+
+
 def test_panel_stays_inside_a_narrow_window_and_keeps_its_size(chapter):
     SHOTS.mkdir(exist_ok=True)
     for number, panel in enumerate(panels_of(chapter)):
@@ -118,6 +123,7 @@ def test_panel_stays_inside_a_narrow_window_and_keeps_its_size(chapter):
         notebook = chapter.locator(".jp-Notebook").bounding_box()
         assert before["x"] + before["width"] <= notebook["x"] + notebook["width"]
         assert panel.root.evaluate("e => e.scrollWidth - e.clientWidth") <= 1
+        assert panel.root.evaluate(_CUT_LABELS) == []
         panel.press(panel.root.get_by_role("slider").first, "ArrowLeft")
         after = panel.extent
         assert (after["width"], after["height"]) == (before["width"], before["height"])
