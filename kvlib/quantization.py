@@ -48,7 +48,8 @@ from kvlib._validate import one_of, whole
 from kvlib.backend import THREADS, array_module, launch
 
 _CHUNK_BYTES = 1024 * 1024  # small enough for the caches, large enough to hide a call's cost
-_INT_OF_WIDTH = {2: np.int16, 4: np.int32, 8: np.int64}
+_BUFFERED = 8192  # elements: shorter rows of a broadcast operand are copied by NumPy beforehand
+_INT_OF_WIDTH = {t.itemsize: (t, np.iinfo(t).max) for t in map(np.dtype, ("i2", "i4", "i8"))}
 _FLOATS = (np.float16, np.float32, np.float64)
 _IN_CUDA = {np.dtype(np.float16): "u16", np.dtype(np.float32): "float"}  # names in kernels.cu
 _UNIT = 8  # channels that a GPU thread moves at once
@@ -233,9 +234,15 @@ class _Room:
     """Buffers that a call uses again and again, so that no chunk touches fresh memory."""
 
     def __init__(self, xp):
-        self.xp, self.held = xp, {}
+        self.xp, self.held, self.views = xp, {}, {}
 
     def __call__(self, name, shape, dtype):
+        key = name, shape, dtype
+        if key not in self.views:
+            self.views[key] = self._view(*key)
+        return self.views[key]
+
+    def _view(self, name, shape, dtype):
         num_bytes = math.prod(shape) * dtype.itemsize
         if name not in self.held or self.held[name].size < num_bytes:
             raw, start = self.xp.empty(num_bytes + 4096, np.uint8), 0
@@ -246,53 +253,59 @@ class _Room:
             self.held[name] = raw[start:]
         return self.held[name][:num_bytes].view(dtype).reshape(shape)
 
-    def per_group(self, name, numbers, work):
+    def beside(self, name, numbers, tiles):
         """Copy a number per group, shaped to be broadcast over tiles."""
-        kept = self(name, numbers.shape, work)
-        kept[:] = numbers
-        return kept[:, None, :, None]
+        times = tiles.shape[2] // numbers.shape[1]
+        kept = self(name, (len(numbers), times, numbers.shape[1]), tiles.dtype)
+        kept[:] = numbers[:, None]
+        return kept.reshape(len(numbers), 1, -1, 1)
+
+
+@functools.cache
+def _limits(dtype):
+    """Spacing at 1, smallest subnormal, smallest normal and largest number of a float dtype."""
+    info = np.finfo(dtype)
+    return tuple(map(float, (info.eps, info.smallest_subnormal, info.smallest_normal, info.max)))
 
 
 def _fit(xp, low, high, qt):
     """Return scale, divisor and zero point of groups from `low` (symmetric: 0) to `high`."""
-    info, base, room = np.finfo(qt.scale_dtype), low, qt._levels + 0.25
-    eps, tiny = float(info.eps), float(info.smallest_subnormal)
-    with np.errstate(all="ignore"):
-        if qt.zero == "minimum":
-            # Rounded down, never up, so that no value lies below the first code.
-            nearest, lower = (a.astype(info.dtype) for a in (low, low - abs(low) * eps - tiny))
-            base = xp.where(nearest > low, lower, nearest)
-        exact = (high - base) / qt._levels
-        if qt.zero:
-            exact = xp.where(low == high, abs(high), exact)
-        scale = exact.astype(info.dtype, copy=False)
-        divisor, smallest = scale.astype(qt._work, copy=False), scale.min()
-        if smallest == 0:  # a group of zeros
-            divisor = xp.where(scale == 0, 1, divisor)
-        if qt.zero == "point":
-            # The first code may stand half a step off the lowest value, the last off the highest.
-            base = xp.rint(low / divisor) * divisor
-            room += 0.25 + xp.maximum(abs(low), abs(high)) * 2.0**-25 / divisor
-        # A normal quotient that keeps its dtype is within half an ulp: never short.
-        if qt.zero or info.dtype != qt._work or not smallest >= info.smallest_normal:
-            short = high - base > room * divisor
-            if short.any():
-                # Rounding the scale down left the highest value past the last code: one float up.
-                scale = xp.where(short, (exact * (1 + eps) + tiny).astype(info.dtype), scale)
-                divisor = xp.where(short, scale, divisor)
-        if not (smallest > 0 and scale.max() < np.inf):
-            lost = ~xp.isfinite(scale) | ((scale == 0) & ((low != 0) | (high != 0)))
-            if lost.any():
-                rule = (
-                    f"{info.dtype} must hold all scales and minima ({tiny:.2g} to {info.max:.5g})"
-                )
-                step = "Use scale_dtype='float32', or multiply the tensor by a constant first."
-                raise ValueError(f"scale={float(exact[lost][0]):.3g}; {rule}. {step}")
+    dtype, base, room = qt.scale_dtype, low, qt._levels + 0.25
+    eps, tiny, smallest_normal, largest = _limits(dtype)
+    if qt.zero == "minimum":
+        # Rounded down, never up, so that no value lies below the first code.
+        nearest, lower = (a.astype(dtype) for a in (low, low - abs(low) * eps - tiny))
+        base = xp.where(nearest > low, lower, nearest)
+    exact = (high - base) / qt._levels
+    if qt.zero:
+        exact = xp.where(low == high, abs(high), exact)
+    scale = exact.astype(dtype, copy=False)
+    divisor, smallest = scale.astype(qt._work, copy=False), scale.min()
+    if smallest == 0:  # a group of zeros
+        divisor = xp.where(scale == 0, 1, divisor)
+    if qt.zero == "point":
+        # The first code may stand half a step off the lowest value, the last off the highest.
+        base = xp.rint(low / divisor) * divisor
+        room += 0.25 + xp.maximum(abs(low), abs(high)) * 2.0**-25 / divisor
+    # A normal quotient that keeps its dtype is within half an ulp: never short.
+    if qt.zero or dtype != qt._work or not smallest >= smallest_normal:
+        short = high - base > room * divisor
+        if short.any():
+            # Rounding the scale down left the highest value past the last code: one float up.
+            scale = xp.where(short, (exact * (1 + eps) + tiny).astype(dtype), scale)
+            divisor = xp.where(short, scale, divisor)
+    if not (smallest > 0 and scale.max() < np.inf):
+        lost = ~xp.isfinite(scale) | ((scale == 0) & ((low != 0) | (high != 0)))
+        if lost.any():
+            rule = f"{dtype} must hold all scales and minima ({tiny:.2g} to {largest:.5g})"
+            step = "Use scale_dtype='float32', or multiply the tensor by a constant first."
+            raise ValueError(f"scale={float(exact[lost][0]):.3g}; {rule}. {step}")
     if qt.zero == "point":
         return scale, divisor, qt._lowest - xp.rint(low / divisor)
     return scale, divisor, base if qt.zero else None
 
 
+@np.errstate(all="ignore")
 def _definition(values, qt):
     """Return codes, scale and zero point of one group, as the formulas are written."""
     values = values.astype(qt._work)
@@ -304,15 +317,24 @@ def _definition(values, qt):
 
 
 def _tiles(xp, rows, qt):
-    """View [rows, channels] as [groups, tokens, groups, channels]; fill a short last group up."""
+    """View [rows, channels] as [groups, tokens, groups, channels]; fill a short last group up.
+
+    Where many tokens share the scales of their channels, n of them lie side by side, as many as
+    NumPy needs to broadcast without copying a scale first: [groups, tokens / n, n * groups, 1].
+    """
     short = -rows.shape[1] % qt._tile[1]
     if short:  # with its last value: no extreme changes
         rows = xp.pad(rows, ((0, 0), (0, short)), mode="edge")
-    return rows.reshape(_ceil(len(rows), qt._tile[0]), -1, qt._grid[2], qt._tile[1])
+    num_groups, columns = _ceil(len(rows), qt._tile[0]), qt._grid[2]
+    if xp is np and qt._tile[1] == 1 and rows.flags.c_contiguous:
+        beside = 1 << ((_BUFFERED - 1) // columns).bit_length()
+        columns *= 1 if len(rows) // num_groups % (4 * beside) else beside
+    return rows.reshape(num_groups, -1, columns, qt._tile[1])
 
 
-def _reduce(xp, name, tiles):
-    """Return the 'min' or the 'max' of every tile."""
+def _reduce(xp, name, tiles, qt):
+    """Return the 'min' or the 'max' of every group."""
+    tiles = tiles.reshape(len(tiles), -1, qt._grid[2], tiles.shape[3])
     if xp is np and tiles.shape[1] == 1:  # neighbours: up to twice as fast as a short last axis
         starts = np.arange(0, tiles.size, tiles.shape[3])
         runs = {"min": np.minimum, "max": np.maximum}[name].reduceat(tiles.ravel(), starts)
@@ -324,13 +346,13 @@ def _extremes(xp, room, tiles, qt):
     """Return every group's lowest and highest value (symmetric: 0 and the largest magnitude)."""
     if qt.zero:
         values = _widen(xp, room, tiles, np.result_type(tiles.dtype, np.float32))
-        with np.errstate(over="ignore"):  # back in float16, what was not finite is infinite again
-            return [_reduce(xp, name, values).astype(tiles.dtype) for name in ("min", "max")]
+        # Back in float16, what was not finite is infinite again.
+        return [_reduce(xp, name, values, qt).astype(tiles.dtype) for name in ("min", "max")]
     # The bits of a magnitude order like it, and short runs of integers are reduced faster. NaN is
     # the largest, and float16 needs no conversion.
-    bits = tiles.view(_INT_OF_WIDTH[tiles.itemsize])
-    bits = xp.bitwise_and(bits, np.iinfo(bits.dtype).max, out=room("work", bits.shape, bits.dtype))
-    high = _reduce(xp, "max", bits).view(tiles.dtype)
+    integer, magnitude = _INT_OF_WIDTH[tiles.itemsize]
+    bits = xp.bitwise_and(tiles.view(integer), magnitude, out=room("work", tiles.shape, integer))
+    high = _reduce(xp, "max", bits, qt).view(tiles.dtype)
     return xp.zeros((), high.dtype), high
 
 
@@ -351,29 +373,33 @@ def _widen(xp, room, values, work):
     return wide
 
 
+@np.errstate(all="ignore")
 def _quantize_rows(xp, rows, packed, scale, zero, qt):
     """Fill codes, scales and zero points of [rows, channels], band by band."""
     room = _Room(xp)
+    # So large that the sum has no bits left for a fraction: adding it rounds, ties to even, and
+    # leaves the code in the lowest byte.
+    anchor = qt._work.type(1.5 * 2.0 ** np.finfo(qt._work).nmant + int(qt._offset))
     for groups, parts in qt._bands(xp, rows):
         tiles = [_tiles(xp, rows[part], qt) for part in parts]
         lows, highs = zip(*(_extremes(xp, room, tile, qt) for tile in tiles), strict=True)
         ends = functools.reduce(xp.minimum, lows), functools.reduce(xp.maximum, highs)
         low, high = (end.astype(qt._work, copy=False) for end in ends)
         scale[groups], divisor, offset = _fit(xp, low, high, qt)
-        divisor = room.per_group("scale", divisor, qt._work)
         if qt.zero:
-            zero[groups], offset = offset, room.per_group("zero", offset, qt._work)
+            zero[groups] = offset
         for part, tile in zip(parts, tiles, strict=True):
             values = _widen(xp, room, tile, qt._work)
             steps = room("work", values.shape, qt._work)
             if qt.zero == "minimum":
-                values = xp.subtract(values, offset, out=steps)
-            xp.divide(values, divisor, out=steps)
-            xp.rint(steps, out=steps)
+                values = xp.subtract(values, room.beside("zero", offset, values), out=steps)
+            xp.divide(values, room.beside("scale", divisor, values), out=steps)
             if qt.zero == "point":
                 # Only here can a code need clipping: other quotients end within the last code.
-                steps += offset
+                xp.rint(steps, out=steps)
+                steps += room.beside("zero", offset, values)
                 xp.minimum(steps, qt._highest, out=steps)
+            steps += anchor
             flat = steps.reshape(part.stop - part.start, -1)[:, : rows.shape[1]]
             _pack(room, flat, packed[part], qt)
 
@@ -381,14 +407,12 @@ def _quantize_rows(xp, rows, packed, scale, zero, qt):
 def _pack(room, steps, packed, qt):
     """Put 8 // bits codes into a byte, the first in the low bits; pad each row to a byte."""
     bits, channels = qt.bits, steps.shape[1]
-    if bits == 8:
-        packed.view(qt._codes)[:] = steps
-        return
-    codes = room("codes", (len(steps), packed.shape[1] * 8 // bits), np.dtype(np.uint8))
-    codes[:, channels:] = 0
-    used = codes[:, :channels]
-    used.view(qt._codes)[:] = steps
-    used += qt._offset
+    steps = steps.view(f"u{steps.itemsize}")
+    codes = packed
+    if bits < 8:
+        codes = room("codes", (len(steps), packed.shape[1] * 8 // bits), packed.dtype)
+        codes[:, channels:] = 0
+    codes[:, :channels] = steps  # the low bytes
     while bits < 8:
         pairs = codes.view("<u2")  # the first code of a pair below the second
         pairs |= pairs >> (8 - bits)
@@ -421,8 +445,6 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
     else:
         once, reach = offset < 2**23, (2**qt.bits + offset) * steepest
     work = np.dtype(np.float32 if once and reach < 2.0**127 else np.float64)
-    scale = room.per_group("scale", scale, work)
-    zero = room.per_group("zero", zero, work) if qt.zero else None
     for groups, parts in qt._bands(xp, out):
         for part in parts:
             target = out[part]
@@ -433,10 +455,10 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
             values[:, out.shape[1] :] = 0
             tiles = _tiles(xp, values, qt)
             if qt.zero == "point":
-                tiles -= zero[groups]
-            tiles *= scale[groups]
+                tiles -= room.beside("zero", zero[groups], tiles)
+            tiles *= room.beside("scale", scale[groups], tiles)
             if qt.zero == "minimum":
-                tiles += zero[groups]
+                tiles += room.beside("zero", zero[groups], tiles)
             if not direct:
                 largest = float(np.finfo(np.float32).max)
                 target[:] = values[:, : out.shape[1]].clip(-largest, largest)

@@ -506,8 +506,10 @@ def test_chunks_change_nothing(monkeypatch, dtype):
     whole = [quantize(values, **scheme) for values, scheme in cases]
     read = [dequantize(qt) for qt in whole]
     # Rows of 21 values: chunks of 1, 3 or 13 rows, so that groups of 8 and 20 fit some, not all.
-    for chunk_rows in (1, 3, 13):
+    # Then one chunk, in which groups of 8 tokens lie two side by side.
+    for chunk_rows, buffered in ((1, 8192), (3, 8192), (13, 8192), (64, 40)):
         monkeypatch.setattr(quantization, "_CHUNK_BYTES", chunk_rows * 21 * 8)
+        monkeypatch.setattr(quantization, "_BUFFERED", buffered)
         for (values, scheme), expected, expected_read in zip(cases, whole, read, strict=True):
             qt = quantize(values, **scheme)
             assert (qt.data == expected.data).all(), scheme
