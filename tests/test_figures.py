@@ -96,13 +96,51 @@ def test_a_guessed_error_is_drawn_where_it_was_said():
     assert picture._said_tag.get_text() == "you said 60 %"
 
 
+class Grid(figures.Picture):
+    """The same cells drawn by kvlib or by matplotlib; axes of 10 by 4, the first row on top."""
+
+    def __init__(self, colours, extent, drawn_by):
+        self.given = colours, extent, drawn_by
+        super().__init__()
+
+    def build(self):
+        colours, extent, drawn_by = self.given
+        axes = self.figure.add_axes((0.13, 0.17, 0.71, 0.61))
+        axes.set(xlim=(0, 10), ylim=(4, 0))
+        axes.axis("off")
+        if drawn_by == "kvlib":
+            self.cells(axes, extent).colours = colours
+        else:
+            x, x_end, y, y_end = extent
+            place = {"extent": (x, x_end, y_end, y), "origin": "upper", "aspect": "auto"}
+            self.moving(axes.imshow(colours, interpolation="nearest", **place))
+            axes.set(xlim=(0, 10), ylim=(4, 0))
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("extent", [(0, 10, 0, 4), (0, 13, 0, 4), (-2, 7, 1, 3), (3, 3.1, 0, 9)])
+def test_cells_are_drawn_as_matplotlib_draws_an_image(extent, scale):
+    colours = np.random.default_rng(5).integers(0, 256, (3, 7, 3), dtype=np.uint8)
+    ours, theirs = (
+        np.array(Grid(colours, extent, drawn_by)._image(scale)) for drawn_by in ("kvlib", "Agg")
+    )
+    assert (ours < 255).any()
+    assert (ours == theirs).all()
+
+
+def test_cells_outside_the_axes_or_not_yet_filled_draw_nothing():
+    colours = np.zeros((1, 1, 3), np.uint8)
+    for cells in ((colours, (11, 12, 0, 4)), (colours[:0], (0, 10, 0, 4))):
+        assert (np.array(Grid(*cells, "kvlib")._image(1)) == 255).all()
+
+
 def test_the_strip_shows_every_kept_position():
     kept = np.zeros((4, 1024))
     kept[0, 7], kept[3, 1023] = 1, 0.5
     picture = error_curves(
         figures.RuleCurves(), kept=kept, drawn=np.full(1024, 0.001), words=[(7, "“Sir”")]
     )
-    inked = np.argwhere((picture._kept.get_array() < 255).any(axis=-1)).tolist()
+    inked = np.argwhere((picture._kept.colours < 255).any(axis=-1)).tolist()
     assert inked == [[0, 3], [3, 511]]  # two positions a column
     assert [text.get_text() for text in picture._words] == ["“Sir”", "", "", "", ""]
 
@@ -113,7 +151,7 @@ def test_a_block_is_white_only_when_nothing_in_it_is_kept():
     picture = figures.KeptBlocks()
     for block_size, num_blocks in ((16, 64), (100, 11)):
         picture.update("t", "s", stored=stored, block_size=block_size, names="abcde", ends="vwxyz")
-        shades = picture._blocks.get_array()[..., 0].astype(int)
+        shades = picture._blocks.colours[..., 0].astype(int)
         assert shades.shape == (5, num_blocks)
         inked = np.argwhere(shades < 200).tolist()
         assert inked == ([[1, 1], [2, 1]] if block_size == 16 else [[1, 0], [2, 0]])

@@ -3,13 +3,13 @@
 import io
 
 import numpy as np
-from matplotlib.colors import to_rgb
-from PIL import Image, ImageDraw
+from PIL import Image, ImageColor, ImageDraw
 
 from kvlib.figures import style
 from kvlib.figures.picture import Picture, font
 
 _STEPS, _TOKENS = 40, 64  # rows and columns of the picture
+_INKS = np.uint8([ImageColor.getrgb(ink) for ink in (style.PAPER, style.LIGHT, style.OTHER)])
 
 
 class WhyCache(Picture):
@@ -25,11 +25,9 @@ class WhyCache(Picture):
             axes.grid(visible=False)
             axes.set_title(words, fontsize=10, loc="left")
             axes.set_xlabel("tokens of the sequence, in order")
-            cells = axes.imshow(
-                np.ones((_STEPS, _TOKENS, 3)), extent=(0, _TOKENS, _STEPS, 0), aspect="auto"
-            )
+            cells = self.cells(axes, (0, _TOKENS, 0, _STEPS))
             total = self.label(_TOKENS * 0.98, 2.5, axes=axes, ha="right", weight="bold")
-            self._sides.append((self.moving(cells), total))
+            self._sides.append((cells, total))
         self._sides[0][0].axes.set_ylabel("steps of decode")
         for x, words, colour in (
             (0.06, "\u25a0 computed: prefill, then a row per step", style.OTHER),
@@ -44,10 +42,7 @@ class WhyCache(Picture):
         for (cells, total), made, number in zip(
             self._sides, (is_there, is_new), computed, strict=True
         ):
-            colours = np.ones((_STEPS, _TOKENS, 3))
-            colours[is_there] = to_rgb(style.LIGHT)
-            colours[made] = to_rgb(style.OTHER)
-            cells.set_data(colours)
+            cells.colours = _INKS[is_there + made.astype(int)]
             total.set_text(f"{number:,} tokens computed")
 
 

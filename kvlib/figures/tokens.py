@@ -78,8 +78,7 @@ class RuleCurves(ErrorCurves):
         strip.grid(visible=False)
         for tick, colour in zip(strip.get_yticklabels(), self.colours, strict=True):
             tick.set(color=colour, weight="bold")
-        look = {"aspect": "auto", "extent": (0, 1024, 4, 0), "interpolation": "nearest"}
-        self._kept = self.moving(strip.imshow(np.ones((4, 512, 3)), **look))
+        self._kept = self.cells(strip, (0, 1024, 0, 4))
 
     def draw(self, kept, drawn, words, **curves):
         super().draw(**curves)
@@ -88,7 +87,7 @@ class RuleCurves(ErrorCurves):
             text.set(x=position + 5, y=100 * drawn[position], text=word)
         shade = kept.reshape(4, 512, -1).max(axis=-1)[..., None]
         ink = np.array([to_rgb(colour) for colour in self.colours])[:, None]
-        self._kept.set_data(np.uint8(255 * (1 - shade * (1 - ink))))
+        self._kept.colours = np.uint8(255 * (1 - shade * (1 - ink)))
 
 
 class KeptBlocks(Picture):
@@ -105,8 +104,7 @@ class KeptBlocks(Picture):
             xlabel="position [tokens]; one cell is one block",
         )
         axes.grid(visible=False)
-        look = {"aspect": "auto", "extent": (0, 1024, 5, 0), "interpolation": "nearest"}
-        self._blocks = self.moving(axes.imshow(np.ones((5, 64, 3)), **look))
+        self._blocks = self.cells(axes, (0, 1024, 0, 5))
         self._edges = self.moving(axes.vlines([], 0, 5, color=style.PAPER, lw=0.7))
         for row in range(1, 5):
             self.moving(axes.axhline(row, color=style.PAPER, lw=5))
@@ -121,8 +119,8 @@ class KeptBlocks(Picture):
         edges = np.arange(0, stored.shape[1], block_size)
         full = np.add.reduceat(stored, edges, axis=1)[..., None] / block_size
         shade = np.where(full > 0, 0.25 + 0.75 * full, 0.03)
-        self._blocks.set_extent((0, block_size * len(edges), 5, 0))
-        self._blocks.set_data(np.uint8(255 * (1 - shade * (1 - np.array(to_rgb(style.CACHE))))))
+        self._blocks.extent = 0, block_size * len(edges), 0, 5
+        self._blocks.colours = np.uint8(255 * (1 - shade * (1 - np.array(to_rgb(style.CACHE)))))
         self._edges.set_visible(block_size >= 8)  # below, there would be nothing but edges
         self._edges.set_segments([[(x, 0), (x, 5)] for x in edges])
         for texts, *words in zip(self._rows, names, ends, strict=True):
