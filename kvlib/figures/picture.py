@@ -383,12 +383,14 @@ def font(family_and_weight, pixels):
 def _stamp(words, family_and_weight, pixels, anchor, align, stroke_width):
     """Return the mask of a text and where its corner lies from the anchor; most words recur."""
     look = {"anchor": anchor, "align": align, "stroke_width": stroke_width}
-    look["font"] = font(family_and_weight, pixels)
-    measure = ImageDraw.Draw(Image.new("L", (1, 1)))
-    left, top, right, bottom = map(int, measure.textbbox((0, 0), words, **look))
-    mask = Image.new("L", (right - left + 2, bottom - top + 2))
-    ImageDraw.Draw(mask).text((1 - left, 1 - top), words, fill=255, **look)
-    return mask, left - 1, top - 1
+    lines = words.split("\n")
+    # To be measured, a text is laid out once more: write it into the middle of more than enough.
+    half = round(1.5 * pixels) * np.array([1 + max(map(len, lines)), 1 + len(lines)])
+    sheet = Image.new("L", (2 * half).tolist())
+    place = font(family_and_weight, pixels)
+    ImageDraw.Draw(sheet).text(half.tolist(), words, fill=255, font=place, **look)
+    box = sheet.getbbox() or (0, 0, 1, 1)
+    return sheet.crop(box), *(box[:2] - half).tolist()
 
 
 def _places(texts):
