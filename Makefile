@@ -30,6 +30,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python -c 'import kvlib.figures, kvlib.panel, jupyterlab'
 	@touch $(READY)
 
+# The settings hide the light for a busy kernel: at every step of a drag it redraws the page twice.
 lab: $(READY)
 	$(BIN)/jupyter lab --LabApp.app_settings_dir=$(CURDIR)/notebooks/lab \
 	  --LabApp.default_url=/doc/tree/$(FIRST) $(LAB_FLAGS)
