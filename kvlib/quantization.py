@@ -48,7 +48,7 @@ from kvlib._validate import one_of, whole
 from kvlib.backend import THREADS, array_module, launch
 
 _CHUNK_BYTES = 1024 * 1024  # small enough for the caches, large enough to hide a call's cost
-_BUFFERED = 8192  # elements: shorter rows of a broadcast operand are copied by NumPy beforehand
+_BUFFERED = np.getbufsize()  # elements: NumPy first copies shorter rows of a broadcast operand
 _INT_OF_WIDTH = {t.itemsize: (t, np.iinfo(t).max) for t in map(np.dtype, ("i2", "i4", "i8"))}
 _FLOATS = (np.float16, np.float32, np.float64)
 _IN_CUDA = {np.dtype(np.float16): "u16", np.dtype(np.float32): "float"}  # names in kernels.cu
@@ -445,6 +445,7 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
     else:
         once, reach = offset < 2**23, (2**qt.bits + offset) * steepest
     work = np.dtype(np.float32 if once and reach < 2.0**127 else np.float64)
+    *_, largest = _limits(out.dtype)
     for groups, parts in qt._bands(xp, out):
         for part in parts:
             target = out[part]
@@ -460,7 +461,6 @@ def _dequantize_rows(xp, packed, out, scale, zero, qt):
             if qt.zero == "minimum":
                 tiles += room.beside("zero", zero[groups], tiles)
             if not direct:
-                largest = float(np.finfo(np.float32).max)
                 target[:] = values[:, : out.shape[1]].clip(-largest, largest)
 
 

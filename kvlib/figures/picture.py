@@ -383,12 +383,12 @@ def font(family_and_weight, pixels):
 def _stamp(words, family_and_weight, pixels, anchor, align, stroke_width):
     """Return the mask of a text and where its corner lies from the anchor; most words recur."""
     look = {"anchor": anchor, "align": align, "stroke_width": stroke_width}
+    look["font"] = font(family_and_weight, pixels)
     lines = words.split("\n")
     # To be measured, a text is laid out once more: write it into the middle of more than enough.
     half = round(1.5 * pixels) * np.array([1 + max(map(len, lines)), 1 + len(lines)])
     sheet = Image.new("L", (2 * half).tolist())
-    place = font(family_and_weight, pixels)
-    ImageDraw.Draw(sheet).text(half.tolist(), words, fill=255, font=place, **look)
+    ImageDraw.Draw(sheet).text(half.tolist(), words, fill=255, **look)
     box = sheet.getbbox() or (0, 0, 1, 1)
     return sheet.crop(box), *(box[:2] - half).tolist()
 
