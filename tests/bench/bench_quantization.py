@@ -1,11 +1,13 @@
 """Time quantization against copying its input, in one run on one core.
 
     python tests/bench/bench_quantization.py [--rows 65536] [--channels 1024] [--repeat 5]
+                                             [--torch-threads 1]
 
 Ratios, not seconds: a copy moves the same memory on the same machine in the same minute. The copy
 goes to memory that is already mapped, the strictest choice; a copy to fresh memory (`x.copy()`) is
 shown once. Naive NumPy stands beside every symmetric row, torch, optimum-quanto and hqq where they
-can be imported. Time is this thread's, so that a busy machine disturbs less. Never a test.
+can be imported. Time is this thread's, so that a busy machine disturbs less; torch's is the wall's
+when it gets more threads, the rest stays on one core. Never a test.
 """
 
 import argparse
@@ -21,13 +23,13 @@ import numpy as np  # noqa: E402
 from kvlib.quantization import dequantize, load_kv_sample, quantization_error, quantize  # noqa: E402
 
 
-def seconds(function, repeat):
+def seconds(function, repeat, clock=time.thread_time):
     """Best and median of several calls."""
     times = []
     for _ in range(repeat):
-        start = time.thread_time()
+        start = clock()
         result = function()
-        times.append(time.thread_time() - start)
+        times.append(clock() - start)
         del result
     return min(times), sorted(times)[len(times) // 2]
 
@@ -58,13 +60,13 @@ def naive_dequantize(codes, scale, bits, rows, channels):
     return (tiles * scale).reshape(rows, channels)
 
 
-def torch_calls(values, bits, granularity, group_size):
-    """Return the same two operations in torch, on one thread, or None without torch."""
+def torch_calls(values, bits, granularity, group_size, num_threads):
+    """Return the same two operations in torch, or None without torch."""
     try:
         import torch
     except ImportError:
         return None
-    torch.set_num_threads(1)
+    torch.set_num_threads(num_threads)
     tensor = torch.from_numpy(values)
     rows, channels = tensor.shape
     if granularity == "channel":
@@ -158,9 +160,14 @@ def main():
     parser.add_argument("--rows", type=int, default=65536)
     parser.add_argument("--channels", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--torch-threads", type=int, default=1)
     arguments = parser.parse_args()
     repeat, shape = arguments.repeat, (arguments.rows, arguments.channels)
-    print(f"{shape[0]} x {shape[1]} on one core of {platform.machine()}, NumPy {np.__version__}; ")
+    threads = arguments.torch_threads
+    torch_clock = time.thread_time if threads == 1 else time.perf_counter
+    print(f"{shape[0]} x {shape[1]} on one core of {platform.machine()}, NumPy {np.__version__};")
+    if threads != 1:
+        print(f"torch on {threads} threads;")
     print("times over copying the input (quantize) or the float32 output (dequantize)")
     print(
         f"{'':50s} {'aim':7s} {'best':>6s} {'median':>6s} {'naive':>6s} {'torch':>6s} {'other':>6s}"
@@ -179,9 +186,9 @@ def main():
             back[0] = seconds(
                 lambda c=codes, s=scale, b=plain[0]: naive_dequantize(c, s, b, *shape), few
             )
-            calls = torch_calls(values, *plain)
+            calls = torch_calls(values, *plain, threads)
             if calls:
-                peers[1], back[1] = (seconds(call, few) for call in calls)
+                peers[1], back[1] = (seconds(call, few, torch_clock) for call in calls)
         if name == "int8 per channel" and dtype == "float32":
             other, label = quanto_call(values), "quanto"
         elif name == "int4 groups of 32 along channels":
