@@ -119,8 +119,8 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | q8 is a half and q4 a quarter. | [Chapter 5](05_quantization.ipynb), third panel, *group size*: the scales count. |
 # | The scheme with the smaller error is the better one. | [Chapter 5](05_quantization.ipynb), third panel, *values* per channel and per token: tensor error and attention error disagree. |
 # | A zero point fits into the codes' eight bits. | [Chapter 5](05_quantization.ipynb), the cell with a channel in [10, 11]: it wraps. |
-# | A quantized cache is also a faster one. | [Chapter 6](06_reading.ipynb), third panel, *stored as*: in two steps it is slower than fp16. |
-# | The oldest sequence is the cheapest to evict. | [Chapter 7](07_eviction.ipynb), first panel: it frees ten times what is needed and costs as much. |
+# | A quantized cache is also a faster one. | [Chapter 6](06_reading.ipynb), third panel, *stored as*: int8 in two steps is slower than fp16 gathered, and any gathered copy slower than fp16 read inside attention. |
+# | The oldest sequence is the cheapest to evict. | [Chapter 7](07_eviction.ipynb), first panel: it frees ten times what is needed and costs ten times as much. |
 # | One tenant's long job cannot hurt another's chat. | [Chapter 7](07_eviction.ipynb), second panel, *weights*: under LRU it does, under a quota it does not. |
 # | A low hit ratio asks for more memory. | [Chapter 8](08_replay.ipynb), first panel, *cache* at 10,000 blocks: none of the loss is a lack of memory. |
 # | The 80 GB of the card are 80 GiB. | [Chapter 9](09_plan.ipynb), first panel, *GPU*: an H100 80GB shows 79.11 GiB, before weights and reserve. |

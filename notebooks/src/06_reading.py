@@ -114,8 +114,9 @@ panel.Panel(
 # | $v$ | `bytes_per_second` | memory bandwidth | bytes/s | 4.8e12 |
 #
 # The block table says where a token stands: block number $\lfloor t / B_{block} \rfloor$ of the sequence, slot $t \bmod B_{block}$ in it.
-# Attention needs the tokens in order, so something must follow the table. A decode step multiplies every weight and every cached value
-# once for each sequence, a handful of operations per byte, far below what a GPU computes per byte it loads, so the loads set the time.
+# Attention needs the tokens in order, so something must follow the table. A step uses each 2-byte weight once for each sequence, one
+# operation per byte and sequence, and each cached value once for each query head that shares it, here 4 operations per byte. An H200
+# computes about 200 (989 TFLOP/s of dense bf16 by its datasheet) per byte it loads: up to about 200 sequences the loads set the time.
 # Units: bytes / (bytes/s) = s.
 
 
@@ -195,8 +196,10 @@ panel.Panel(
 # | $r, w$ | `path` | how often each is read or written | - | 3, 1 |
 #
 # A plain gather reads and writes fp16: 4 bytes a value. int8 looks like half of that, but gathering the codes (1 + 1) and then dequantizing
-# them (1 + 2) moves 5. One fused kernel reads codes and writes values: 3. **A quantized cache saves memory always, and time only if the
-# read is fused.** Paged-attention kernels go further and write nothing: they follow the table inside attention and read the codes once.
+# them (1 + 2) moves 5. One fused kernel reads codes and writes values: 3. Paged-attention kernels write nothing: they follow the table
+# inside attention and read the codes once, 1 byte. **A quantized cache saves memory always, and time for sure only if attention reads
+# the codes itself.** Every way that writes a copy first is slower than fp16 read inside attention; in two steps int8 is slower even than
+# fp16 gathered, int4 (3.5 bytes) a little faster.
 
 # %% jupyter={"source_hidden": true}
 # Every way: what it moves to get the tokens in order, and what attention itself reads then.
@@ -296,8 +299,8 @@ panel.Panel(
 
 # %% [markdown]
 # The times come from bytes and a bandwidth; nothing on this page ran on a GPU. The button runs the same `kvlib` calls on the reader's
-# machine, with CuPy if it finds a usable GPU, else with NumPy, and says which. On a CPU the three take nearly as long as the arithmetic
-# of unpacking, not as the bytes: the formula is about a machine that computes faster than it loads. Recorded GPU runs shipped with this series:
+# machine, with CuPy if it finds a usable GPU, else with NumPy, and says which. On a CPU unpacking, not moving, sets the time: the formula
+# is about a machine that computes faster than it loads. Recorded GPU runs shipped with this series:
 
 # %%
 sorted(path.name for path in Path("../data").glob("gpu_results_*.json")) or "none yet: python -m kvlib.gpucheck makes one"
@@ -329,19 +332,19 @@ except ValueError as problem:
 # ## Against published numbers
 #
 # A bound must not exceed what was measured. Tolerance, stated before looking: the bound may lie up to 25 % below the report (no program reaches
-# the datasheet), never above it. The second and third row are decode speeds at long context; the third takes the difference of two, which leaves
-# only the cache's share; the fourth is a plain copy on an H200.
+# the datasheet), never above it. Row 2 feeds a prompt one token at a time behind 32,768 others, which reads what a decode step reads. Row 3 is
+# the difference of two decode steps, one with 4,096 tokens more, which leaves only the cache's share. Row 4 is a plain copy on an H200.
 
 # %%
 llama, opt = models.find_model("llama-3.1-8b"), checks.published("ollama-6276-f16")
 q4_weights = models.released_weight_bytes("llama-3.1-8b") * 9 // 32  # 4.5 of 16 bits
-deep, added = (memory.sequence_kv_bytes(llama, num_tokens, "fp16") for num_tokens in (33_024, 4_128))
+deep, added = (memory.sequence_kv_bytes(llama, num_tokens, "fp16") for num_tokens in (33_024, 4_096))
 rtx_4090 = devices["RTX 4090 24GB"].bandwidth_bytes_per_second
 bounds = [
     ("Llama-3.1-8B, 32K, f16 [GiB]", memory.sequence_kv_bytes(llama, 32_768, "fp16") / units.GiB, opt["expected"], opt["source"]),
-    ("RTX 4090, q4_0, 33,024 tokens [ms]", gather.decode_seconds_per_token(q4_weights, deep, rtx_4090) * 1e3,
+    ("Llama-8B q4_0, RTX 4090, 33,024 tokens [ms]", gather.decode_seconds_per_token(q4_weights, deep, rtx_4090) * 1e3,
      round(1000 / 102.76, 2), "llama.cpp pull request 17505"),
-    ("RX 7900 XTX, 4,128 tokens more [ms]", gather.decode_seconds_per_token(0, added, 960e9) * 1e3,
+    ("Llama-8B, RX 7900 XTX, 4,096 tokens more [ms]", gather.decode_seconds_per_token(0, added, 960e9) * 1e3,
      round(1000 / 98.54 - 1000 / 105.81, 3), "llama.cpp pull request 26284"),
     ("H200, copy 1 GB there and back [ms]", 2 / 4.8, round(2 / 4.3, 3), "data/gpus.json"),
 ]
@@ -352,7 +355,7 @@ comparison
 # %% [markdown]
 # ## Exercises
 #
-# **6.1** In which block, and in which slot of it, does token `t` stand? Return both. (1 line)
+# **6.1** In which block, and in which slot of it, does token `t` stand? Return both, the block first. (1 line)
 
 
 # %%
@@ -377,8 +380,8 @@ def fused_gain(stored_bits):
 checks.check_fused_gain(fused_gain)
 
 # %% [markdown]
-# **6.3** Transfer. From how many sequences of `num_tokens` on do the caches outweigh the weights? (1 line) Then decide: Qwen3-32B in bf16
-# serves 16 sequences of 32,768 tokens. What do you halve first to decode faster, the weights or the cache?
+# **6.3** Transfer. From how many sequences of `num_tokens` on are the caches (bf16) at least as heavy as the weights? (1 line) Then decide:
+# Qwen3-32B in bf16 serves 16 sequences of 32,768 tokens. What do you halve first to decode faster, the weights or the cache?
 
 
 # %%
@@ -390,10 +393,18 @@ def outweighs_from(weight_bytes, shape, num_tokens):
 checks.check_outweighs_from(outweighs_from)
 
 # %% [markdown]
+# The decision: the heavier one. The 16 caches, and the weights:
+
+# %%
+caches_32b = 16 * memory.sequence_kv_bytes(models.find_model("qwen3-32b"), 32_768)
+units.format_bytes(caches_32b), units.format_bytes(models.released_weight_bytes("qwen3-32b"))
+
+# %% [markdown]
 # ## What the formula leaves out
 #
-# - Arithmetic, launches, and waiting between kernels: + 5 to 25 % in the reports above, more for small models.
-# - Bandwidth that is never reached: + 10 % (an H200 copies at 4,300 of 4,800 GB/s).
+# - Launches, waiting between kernels, and bandwidth that is never reached (an H200 copies at 4,300 of 4,800 GB/s): + 11 to 25 % in the
+#   reports above, more for small models.
+# - Arithmetic on the weights: from about 200 sequences on it takes longer than loading them (+).
 # - Embedding tables: one row is read, not all: - 7 % of the weights of an 8B model with 128,256 words.
 # - Mixture-of-experts models read only the experts that the batch needs: the weights' term is then too high, so they are not in the lists above.
 # - Caches on the chip: a pool of a few MiB stays there and costs less: - for short contexts.

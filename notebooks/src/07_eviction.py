@@ -160,7 +160,8 @@ short_by_20["Cost"]
 #
 # LRU ranks by age, $t_{now} - t_i$ (`eviction.lru_score`), so the oldest access leaves first. LFU counts uses and breaks ties by age. Fair first asks
 # which *tenant* holds most above its quota, and only then for that tenant's oldest; if nobody is above, the oldest of all
-# leaves. Cost divides what a victim costs to prefill again by the blocks that help. Remaining ties: the smaller name.
+# leaves. A *tenant* is a user or a job whose sequences are counted together; its *quota* is its share of the blocks. Cost divides what
+# a victim costs to prefill again by the blocks that help. Remaining ties: the smaller sequence name, the larger tenant name.
 # Units: blocks · tokens per block / (tokens per second) = seconds.
 
 
@@ -278,8 +279,9 @@ assert (strict.select_victim(idle), anyone.select_victim(idle)) == ("B1", "A1")
 
 
 # %% [markdown]
-# How often does it matter? If the cache is full, usages and quotas of the tenants present have the same sum: somebody is above,
-# and both wordings ask the same tenant to pay. They can only differ while blocks lie free and the newcomer needs more than those.
+# How often does it matter? If the cache is full, usages and quotas of the tenants present have the same sum: somebody is above
+# (unless each holds exactly its quota), and both wordings ask the same tenant to pay. They can only differ while blocks lie free and
+# the newcomer needs more than those.
 
 
 # %%
@@ -384,7 +386,7 @@ survival
 # $$\min\; \alpha \cdot \text{miss rate} + \beta \cdot \text{recompute cost} + \gamma \cdot \text{unfairness} \tag{7.5}$$
 #
 # Each term grows when a different thing goes wrong: a block is not there, bringing it back takes long, one tenant holds more than its
-# quota. Unfairness is the share of the blocks held above quotas, averaged over time; Jain's index beside it is 1 when all
+# quota. Unfairness is the share of the blocks held above quotas, averaged over requests; Jain's index beside it is 1 when all
 # tenants hold the same for their weight. LRU and LFU look at the first term, Cost at the second, Fair at the third. Chapter 8 computes
 # all three on real traffic and closes with a table: which policy when.
 
@@ -396,7 +398,8 @@ round(above, 4), round(eviction.jain_index(held, {}), 4)
 
 # %% [markdown]
 # Fairness has a price. Two recorded traces (chats, and a synthetic job), merged as two tenants of equal weight in a cache of 10,000
-# blocks of 512 tokens; the figures are recorded in `data/trace_figures.json`:
+# blocks of 512 tokens, in *engine order*: hits are counted when a request arrives (chapter 8 explains it, and shows file order, which
+# differs slightly). The figures are recorded in `data/trace_figures.json`:
 
 # %%
 merged = replay.load_trace_figures()["merged"]
@@ -530,9 +533,9 @@ checks.Comparison(
 
 # %% [markdown]
 # Four misses stay. The linear form is a quarter too low at 90,000 tokens, and the attention term, counted from the model's shape
-# alone ($A$ = 139,139), brings both engines within 8 %. With 4-bit weights it is still 18 % low: the weights' arithmetic got faster,
-# attention did not, so the true $A$ is shorter. The chat came back 10 % faster than its cold run;  of the
-# LMCache copy fits to the last digit.
+# alone ($A$ = 139,139), brings both engines within 8 %. With NVFP4 weights it is still 18 % low: multiplied in 4 bits the weights take
+# less time, attention takes as long, so the true $A$ is shorter. The chat came back in 10 % less time than its cold run took. The size
+# of the LMCache copy fits to the last digit; its time is 7 % low.
 #
 # ## Exercises
 #
@@ -562,9 +565,9 @@ def blocks_back(victim, others):
 checks.check_blocks_back(blocks_back)
 
 # %% [markdown]
-# **7.3** Transfer. A context was evicted and its copy lies behind a link. Return `"copy"` or `"recompute"`, whichever is faster (copy if
-# both take as long). (3 lines) Then decide: 100,000 tokens of DeepSeek-V3 behind a 2 Gbit/s network, prefill 4,000 tokens/s, work doubled at
-# 30,000: which way, and how many seconds does it save?
+# **7.3** Transfer. A context was evicted and its copy lies behind a link. Return `"copy"` or `"recompute"`, whichever is faster. (3 lines)
+# Then decide: 100,000 tokens of DeepSeek-V3 behind a 2 Gbit/s network, prefill 4,000 tokens/s, work doubled at 30,000: which way, and how
+# many seconds does it save?
 
 
 # %%
@@ -577,13 +580,23 @@ def faster_way(num_tokens, bytes_per_token, bytes_per_second, prefill_tokens_per
 checks.check_faster_way(faster_way)
 
 # %% [markdown]
+# The decision, in seconds: to copy, to recompute, and what the faster way saves.
+
+# %%
+deepseek_bytes = memory.sequence_kv_bytes(models.find_model("deepseek-v3"), 100_000)
+copy_seconds = eviction.refill_seconds(deepseek_bytes, 2e9 / 8)
+again_seconds = eviction.recompute_seconds(100_000, 4000, attention_tokens=30_000)
+[round(seconds, 1) for seconds in (copy_seconds, again_seconds, abs(again_seconds - copy_seconds))]
+
+# %% [markdown]
 # ## What the formula leaves out
 #
 # - Whether the victim comes back: a victim that never returns costs nothing, so (7.4) is an upper bound. Chapter 8 counts returns.
 # - Shared blocks that stay: a returning victim finds them. (7.4) charges 50 blocks for A1 where 10 are missing (5 times too much).
 # - The tail block counts as full: at most `block_size - 1` tokens too many for each victim, below 1 % from 100 blocks on.
 # - Attention: the linear form is 24 to 28 % low at 90,000 tokens (measured above).
-# - Parts: engines free a sequence block by block from its tail, so the overshoot (1,800 blocks above) vanishes. The order stays.
+# - Parts: prefix caches free idle blocks one by one, tails first. Then the overshoot (1,800 blocks above) vanishes and Cost with it: every block
+#   costs 2 ms, so Cost is LRU. A *running* request is another matter: vLLM preempts the newest one whole (reference 1, section 4.5).
 # - The set: Cost looks one victim ahead; at 220 missing blocks it frees 2,200 where 2,000 are enough (10 % more).
 # - The queue: recomputing takes the GPU from others, copying hardly does. Both delays spread to requests that lost nothing.
 # - Writing out: a copy must first go to host memory, as many bytes again, and host memory fills up as well.

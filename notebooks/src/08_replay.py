@@ -133,7 +133,7 @@ conversation["capacity_blocks"][reached], units.format_bytes(conversation["capac
 # Now drag to the mark of one GPU. There LRU finds 4.4 %; a better order would find at most 14 points more and more memory
 # another 18, and no real policy on the plot finds even 5 %.
 #
-# LRU's line is exact at every recorded capacity. The other policies are points, and their numbers at the right are interpolated
+# FIFO evicts the block that came in first, however often it was used. LRU's line is exact at every recorded capacity. The other policies are points, and their numbers at the right are interpolated
 # between them (Belady's within about 0.3 points). With one tenant Fair is LRU and is left out. "cost" evicts what is cheapest to
 # recompute when attention makes late tokens dearer; without that it is LRU too (second hour).
 #
@@ -169,8 +169,8 @@ found["generated", "file"] = percent_found("generated", "file")
 # | $h_\infty$ | `unlimited` | share that an unlimited cache finds | - | 0.366 |
 #
 # Every block asked for falls into one of four lots: found, lost to the order, lost to the capacity, or new. All four are counted
-# in blocks and divided by all blocks, so they add up to 1. Belady maximises the blocks found one by one, so no policy's $h_\pi$
-# is above $h_B$; an unlimited cache evicts nothing, so $h_B$ is not above $h_\infty$.
+# in blocks and divided by all blocks, so they add up to 1. Belady maximises the blocks found one by one, so $h_\pi$ is not above $h_B$
+# for any policy that stores every block it missed; an unlimited cache evicts nothing, so $h_B$ is not above $h_\infty$.
 #
 # LRU needs no replay per capacity: a block is found at capacity $C$ if fewer than $C$ other blocks were used since its last use.
 # One pass that counts these distances gives the whole line. The slow way, one capacity at a time, agrees:
@@ -334,7 +334,7 @@ steps = {
     "size: 1 TiB of host memory": host_blocks,
 }
 {
-    name: (count, round(100 * replay.recorded_hits("conversation", count, "lfu" if "LFU" in name else "lru") / 288_500, 1))
+    name: (count, round(100 * replay.recorded_hits("conversation", count, "lfu" if "LFU" in name else "lru") / 288_500, 2))
     for name, count in steps.items()
 }
 
@@ -355,7 +355,7 @@ steps = {
 # | $n, n_\infty$ | `leading_hits`, `ideal_leading_hits` | blocks a request finds in an unbroken run from its first, now and with an unlimited cache | blocks | 1, 8 |
 # | $T$ | `num_tokens` | tokens of the sequence | tokens | 6,000 |
 #
-# What was never seen must be computed under every policy, so it is left out. Seconds are tokens divided by the prefill
+# Here $T$ counts the request's prompt. What was never seen must be computed under every policy, so it is left out. Seconds are tokens divided by the prefill
 # throughput, or, with attention, longer for tokens that stand further back. A request that finds 1 of 8 known blocks
 # recomputes 7 of them:
 
@@ -551,6 +551,8 @@ panel.Panel(
 # %% [markdown]
 # LRU owns the bottom of the map. Where unfairness weighs more than a quarter Fair wins at every capacity, although on this trace it
 # made both tenants find less: the objective returns what was put into its weights. FIFO and "cost" win nowhere, LFU one cell by a hair.
+# So it is in file order with $\alpha = \beta$. In engine order "cost" takes the smallest caches: at 100 blocks where unfairness weighs 2 % or
+# more, at 300 from 8 % on.
 
 # %% [markdown]
 # ## Replay it yourself
@@ -625,7 +627,7 @@ panel.Panel(
 # %% [markdown]
 # ## Exercises
 #
-# **8.1** Given the blocks found, the bound and the ceiling, all in blocks, return the four lots of formula (8.1) in blocks. (1 line)
+# **8.1** Given the blocks found, the bound and the ceiling, all in blocks, return the four lots of formula (8.1) in blocks, in its order. (1 line)
 
 
 # %%
@@ -683,7 +685,8 @@ round((tier_hits - gpu_hits) * (one_computed - one_copied)), round((lfu_hits - g
 # - Matches inside a block: every hit ratio is a lower bound, 2.6 (conversation) and 0.9 points (synthetic) below the paper's.
 # - Answers: the cache also holds generated tokens, 3 % of the tokens here; the traces do not name their blocks.
 # - Running requests pin their blocks while they decode: less is free than the axis says, by up to 247 blocks a request here.
-# - Admission: a cache may refuse blocks that will not return. What it gains lies inside the gap to Belady, at most 15.5 points here.
+# - Admission: a cache may refuse blocks that will not return. It can pass $h_B$, by no more than one extra block would; at 10,000 blocks, where
+#   Belady reaches the ceiling, it gains at most 15.5 points on LRU.
 # - Tiers: one capacity, one price of a miss. A copy from host memory costs 2.7 ms a block instead of 64 (exercise 8.3).
 # - Many servers: a conversation that is routed to another server finds nothing there; every ratio here is of one shared cache.
 #

@@ -34,9 +34,9 @@ from kvlib import (
 )
 
 # %% [markdown]
-# Chapters 7 and 8 evict whole sequences. Here one sequence must shrink, and counting accesses does not help: every query reads
-# every key. The keys are real: a small model reads the opening of Jane Austen's *Persuasion*, "Sir Walter Elliot, of Kellynch
-# Hall, ...". Keep the newest 205 of 1,024 keys, and layer 26's attention output is off by 121 % of its own length.
+# Chapter 7 evicts whole sequences, chapter 8 blocks of 512 tokens. Here one sequence must shrink, and counting accesses does not help:
+# every query reads every key. The keys are real: SmolLM2-135M reads the opening of Jane Austen's *Persuasion*, "Sir Walter Elliot, of
+# Kellynch Hall, ...". Keep the newest 205 of 1,024 keys, and layer 26's attention output is off by 121 % of its own length.
 
 # %% jupyter={"source_hidden": true}
 # Three layers; the first 32 recorded queries vote, the other 32 judge.
@@ -240,8 +240,9 @@ sorted((place, tokens[place]) for place in parked.tolist()), round(float(drawn[4
 #
 # $$M = n \cdot 2 \, H_{KV} \, d_{head} \, s / 8 \tag{10.3}$$
 #
-# Half the tokens in 16 bits cost as many bytes as all of them in 8. Each curve is one width, read from right to left: tokens leave. The
-# dotted line is your budget, and the dots on it are what the same bytes buy at the four widths.
+# This is one layer's. Half of the 1,024 tokens in 16 bits cost as many bytes as 910 in 8, whose scales and minima make 9 bits of them. Each
+# curve is one width, read from right to left: tokens leave. The dotted line is your budget, and the dots on it are what the same bytes buy
+# at the four widths.
 
 # %% jupyter={"source_hidden": true}
 # Error against bytes, one curve a width.
@@ -349,7 +350,7 @@ panel.Panel(
 )
 
 # %% [markdown]
-# Heavy hitters drop 80 % of the tokens of layer 26 and return 4 of 64 blocks: 5 times fewer tokens, 1.07 times fewer bytes. Pooled votes keep
+# Heavy hitters drop 80 % of the tokens of layer 26 and return 4 of 64 blocks: a fifth of the tokens still holds 60. Pooled votes keep
 # neighbours together and return 31. In most engines a block is all layers' tokens too. Blocks free in layers 4, 14 and 26 at once:
 
 # %%
