@@ -14,12 +14,14 @@
 # **First** choose *Run > Run All Cells*: until then the pictures stand still. In twenty minutes you can say what fits on a GPU, and why
 # the answer you got from a calculator was wrong.
 #
-# Every chapter asks one question, lets you guess, and then lets you drag. Each formula is a tested function of `kvlib`, and each chapter
-# compares itself with numbers that somebody else published.
+# Every chapter asks one question, lets you guess, and then lets you drag. Each formula is a tested function of `kvlib`, and chapters 1 to 10
+# compare themselves with numbers that somebody else published. They follow two Chinese notes, *KV Cache 公式到源码对照* and *KV 驱逐数学*:
+# "the notes" means these, and their listings are quoted where they fail.
 
 # %%
 import base64
 import json
+import re
 from pathlib import Path
 
 from IPython.display import Image
@@ -41,10 +43,11 @@ def write(answer_tokens, prompt_tokens):
     cached = prompt_tokens + answer_tokens - 1
     call = f"sum({prompt_tokens} + step for step in range({answer_tokens}))"
     return {
-        "title": f"{answer_tokens} steps compute {without:,} tokens without a cache, {cached:,} with one",
-        "sentence": f"A prompt of {prompt_tokens} tokens, then {answer_tokens} steps of decode: without a cache {without:,} tokens are "
-        f"computed, with one {cached:,}, {without / cached:.1f} times fewer. The price is memory: chapter 1 counts it. `{call}`",
-        "prompt": prompt_tokens, "steps": answer_tokens, "computed": (without, cached),
+        "title": f"An answer of {answer_tokens} computes {without:,} tokens without a cache, {cached:,} with one",
+        "sentence": f"A prompt of {prompt_tokens} tokens, an answer of {answer_tokens}. The first comes out of prefill, every other takes a step "
+        f"of decode: without a cache {without:,} tokens are computed, with one {prompt_tokens} + {answer_tokens - 1} = {cached:,}, "
+        f"{without / cached:.1f} times fewer. The price is memory: chapter 1 counts it. `{call}`",
+        "prompt": prompt_tokens, "answer_tokens": answer_tokens, "computed": (without, cached),
     }
 
 
@@ -53,8 +56,8 @@ def write(answer_tokens, prompt_tokens):
 panel.Panel(
     figures.WhyCache(),
     write,
-    guess=panel.Guess("20 tokens of prompt, 12 steps of decode. How many tokens are computed without a cache?", ("32", "120", "306")),
-    answer_tokens=panel.Slider("steps", 12, range(1, 41)),
+    guess=panel.Guess("A prompt of 20 tokens, an answer of 12. How many tokens are computed without a cache?", ("31", "120", "306")),
+    answer_tokens=panel.Slider("answer [tokens]", 12, range(1, 41)),
     prompt_tokens=panel.Slider("prompt [tokens]", 20, range(1, 25)),
 )
 
@@ -81,28 +84,31 @@ panel.Panel(
 # Minutes are for reading and dragging; the second number is for the part called "Second hour".
 #
 # **An engineer with 20 minutes** reads the first screen of chapters 1, 2 and 5 and then plays chapter 9: model, GPU, traffic, and what gives
-# first. **A student with 3 hours** takes 1 to 8 in order, the exercises too, and ends with 10. **A teacher** shows one panel: each chapter's
+# first. **A student with 5 hours** takes 1 to 8 in order, the exercises too, and ends with 10. **A teacher** shows one panel: each chapter's
 # first picture is a question, and the guess stays drawn beside the truth. The order is the order of decisions: size first (1 to 4),
 # compress next (5, 6), evict last (7, 8), then all of it at once (9), and what to drop inside one sequence (10).
 #
 # ## Every panel, as it is stored
 
 # %% jupyter={"source_hidden": true}
-# The pictures that the chapters carry for readers without a kernel.
+# The pictures that the chapters carry for readers without a kernel, under what each helps to decide.
 def stored_pictures(path):
+    """The decision that a chapter serves, and its pictures."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    decision = re.search(r"able to decide\*\* (.+?)\.\n", "".join(cells[0]["source"]), re.DOTALL).group(1)
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    return [base64.b64decode(output["image/png"]) for output in outputs if "image/png" in output]
+    pictures = [base64.b64decode(output["image/png"]) for output in outputs if "image/png" in output]
+    return f"Chapter {int(path.stem[:2])}: {' '.join(decision.split())}", pictures
 
 
 chapters = sorted(path for path in Path(".").glob("[0-9]*.ipynb") if not path.stem.startswith("00"))
-sheet = {f"Chapter {int(path.stem[:2])}": stored_pictures(path) for path in chapters}
+sheet = dict(map(stored_pictures, chapters))
 Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all panels, chapter by chapter")
 
 # %% [markdown]
 # ## People often believe ...
 #
-# Each of these was seen in a public issue or discussion. Drag, and see.
+# Most of these were seen in public issues and discussions. Drag, and see.
 #
 # | people often believe | drag this and see |
 # |---|---|
@@ -162,13 +168,13 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | (8.3) $J = \frac{\alpha \cdot \text{miss\_rate} + \beta \cdot \text{recompute\_cost} + \gamma \cdot \text{unfairness}}{\alpha + \beta + \gamma}$ | `eviction.eviction_objective` | [8](08_replay.ipynb) | [test_eviction.py](../tests/test_eviction.py) |
 # | (9.1) $n_{fit} = \left\lfloor \frac{f \, M_{GPU} - M_w - M_r - M_P}{\bar M - M_P} \right\rfloor$ | `plan.plan` | [9](09_plan.ipynb) | [test_plan.py](../tests/test_plan.py) |
 # | (9.2) $t_{again} = \max(0,\, n_{ask} - n_{fit}) \; r_{turn} \, T_{own} \,/\, v_{prefill}$ | `plan.plan` | [9](09_plan.ipynb) | [test_plan.py](../tests/test_plan.py) |
-# | (10.1) $o'_t = \frac{\sum_{j \in K_t} w_{tj} \, v_j}{\sum_{j \in K_t} w_{tj}}, \qquad \varepsilon = \frac{\lVert o' - o \rVert}{\lVert o \rVert}$ | `token_selection.KeptAttention` | [10](10_tokens.ipynb) | [test_token_selection.py](../tests/test_token_selection.py) |
+# | (10.1) $o'_t = \frac{\sum_{j \in K_t} w_{tj} \, v_j}{\sum_{j \in K_t} w_{tj}}, \qquad e = \frac{\lVert o' - o \rVert}{\lVert o \rVert}$ | `token_selection.KeptAttention` | [10](10_tokens.ipynb) | [test_token_selection.py](../tests/test_token_selection.py) |
 # | (10.2) $K_t = \{t - r + 1, \dots, t\} \; \cup \; \operatorname{top}_{\,n - r} \{ a_j : j \le t - r \}$ | `token_selection.keep_highest` | [10](10_tokens.ipynb) | [test_token_selection.py](../tests/test_token_selection.py) |
 # | (10.3) $M = n \cdot 2 \, H_{KV} \, d_{head} \, s / 8$ | `memory.kv_bytes_per_token` | [10](10_tokens.ipynb) | [test_memory.py](../tests/test_memory.py) |
 #
 # <!-- /formulas -->
 #
-# ## Every symbol, once
+# ## Every symbol
 #
 # <!-- symbols -->
 #
@@ -182,6 +188,7 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | $M(T)$ | `sequence_kv_bytes` | what a sequence of $T$ tokens holds | bytes | 序列的 KV 占用 |
 # | $T$ | `num_tokens` | tokens of the sequence | tokens | 序列长度 |
 # | $g$ | `layer_groups` | layers of one kind | - | 层组 |
+# | $L_g, H_g$ | `num_layers`, `num_kv_heads` | layers of one kind, and KV heads of each | - | 同类层数、每层 KV 头数 |
 # | $k_g, v_g$ | `k_dim`, `v_dim` | width of a stored key, of a stored value | elements | 键宽、值宽 |
 # | $W_g$ | `window` | a layer forgets tokens older than this | tokens | 滑动窗口 |
 # | $c_g$ | `state_bytes` | constant state of a linear-attention layer | bytes | 线性注意力的固定状态 |
@@ -225,7 +232,7 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | $M_w$ | `weights` | weights on one GPU | bytes | 单卡权重 |
 # | $M_r$ | `reserve_bytes` | activations and buffers on one GPU inside that share | bytes | 预留显存 |
 # | $\bar M$ | `sequence_kv_bytes` | whole blocks of a sequence on one GPU, mean over the traffic | bytes | 平均每序列占用 |
-# | $M_P$ | `prefix_tokens` | full blocks of the shared prefix on one GPU | bytes | 共享前缀占用 |
+# | $M_P$ | `prefix_bytes` | full blocks of the shared prefix on one GPU | bytes | 共享前缀占用 |
 # | $t_{again}$ | `recompute_seconds_per_minute` | prefill of evicted contexts | s/min | 每分钟重算时间 |
 # | $n_{ask}$ | `concurrency` | sequences wanted at a time | sequences | 期望并发数 |
 # | $r_{turn}$ | `turns_per_minute` | how often each sequence comes back | 1/min | 每分钟轮次 |
@@ -237,7 +244,6 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | $n$ | `num_kept` | keys kept | tokens | 保留的 key 数 |
 # | $r$ | `num_recent` | the newest of them | tokens | 其中最新的 key 数 |
 # | $a_j$ | `scores` | what a rule knows about key $j$ | - | key 的得分 |
-# | $\varepsilon$ | `error` | error of the attention output, relative | - | 注意力输出的相对误差 |
 # | $h_\pi$ | `block_hit_ratio` | share of the blocks that policy $\pi$ finds | - | 策略的块命中率 |
 # | $h_B$ | `recorded_hits(..., "belady")` | share that Belady's policy finds | - | Belady 上界 |
 # | $h_\infty$ | `unlimited` | share that an unlimited cache finds | - | 无限缓存的命中率 |
@@ -253,8 +259,9 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | $\hat{x}_c$ | `dequantize` | what is read back | value | 反量化值 |
 # | $b_{scale}, b_{zero}$ | `scale_dtype` | width of a stored scale, of a zero point or minimum | bits | 缩放系数、零点的位宽 |
 # | $G$ | `group_size` | values that share a scale | elements | 分组大小 |
+# | $q, k, v$ | `q`, `k`, `v` | queries, keys and values | value | 查询、键、值 |
 # | $o, o'$ | `attention_output` | attention over exact, over read-back keys and values | value | 注意力输出 |
-# | $e$ | `attention_output_error` | how far the attention output is off | - | 注意力输出误差 |
+# | $e$ | `attention_output_error` | how far the attention output is off, relative | - | 注意力输出的相对误差 |
 # | $b$ | `bits` | width of a code | bits | 码宽 |
 #
 # <!-- /symbols -->

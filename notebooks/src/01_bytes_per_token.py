@@ -55,7 +55,7 @@ panel.Panel(
     guess=panel.Guess("Order them by cache per token, smallest first.", tuple(known), picks=3),
     num_layers=panel.Slider("layers", 32, range(1, 129)),
     num_kv_heads=panel.Slider("KV heads", 8, powers_of_two),
-    head_dim=panel.Slider("head_dim", 128, [32, 64, 80, 96, 128, 192, 256, 512]),
+    head_dim=panel.Slider("head_dim", 128, [32, 64, 80, 96, 128, 160, 192, 256, 512]),
     dtype=panel.Choice("cache dtype", "bf16", memory.DTYPES),
 )
 
@@ -88,7 +88,8 @@ assert my_bytes_per_token(32, 8, 128, 16) == memory.kv_bytes_per_token(llama)
 units.format_bytes(memory.kv_bytes_per_token(llama))
 
 # %% [markdown]
-# A sequence of $T$ tokens takes $T$ times as much. Qwen3-0.6B's weights take 1.11 GiB; its cache outweighs them from this length on:
+# A sequence of $T$ tokens takes $T$ times as much. Qwen3-0.6B's weights take 1.11 GiB. From which length on does its cache
+# outweigh them: 1,000, 10,000 or 100,000 tokens?
 
 # %%
 models.released_weight_bytes("qwen3-0.6b") // memory.kv_bytes_per_token(models.find_model("qwen3-0.6b")) + 1
@@ -201,7 +202,8 @@ panel.Panel(
 
 # %% [markdown]
 # Both axes are logarithmic, so every uniform model is a straight line of the same slope. Fewer heads or fewer bits only move it
-# down: 8 KV heads instead of 32, and int4 instead of bf16, both by a factor of 4.
+# down: 8 KV heads instead of 32 by a factor of 4, q4_0 (llama.cpp's 4 bits and a 16-bit scale for each 32 values) instead of bf16 by 3.56.
+# Plain int4 counts no scales and would say 4 (chapter 5).
 
 # %% [markdown]
 # ## Second hour: today's models bend the line
@@ -213,13 +215,15 @@ panel.Panel(
 # | $M(T)$ | `sequence_kv_bytes` | what a sequence of $T$ tokens holds | bytes | 10.41 GiB |
 # | $T$ | `num_tokens` | tokens of the sequence | tokens | 131,072 |
 # | $g$ | `layer_groups` | layers of one kind | - | 2 |
+# | $L_g, H_g$ | `num_layers`, `num_kv_heads` | layers of one kind, and KV heads of each | - | 52, 16 |
 # | $k_g, v_g$ | `k_dim`, `v_dim` | width of a stored key, of a stored value | elements | 128, 128 |
 # | $W_g$ | `window` | a layer forgets tokens older than this | tokens | 1,024 |
 # | $c_g$ | `state_bytes` | constant state of a linear-attention layer | bytes | 0 |
 #
-# Four things bend it. A **sliding window** stops growing at $W$ tokens. **Linear attention** keeps a state of fixed size and
-# nothing per token. **MLA** stores one shared latent vector instead of keys and values: one head, no 2. Some models give keys and
-# values **unequal widths**. Tensor parallelism splits heads over ranks, and once the heads run out it copies them.
+# Two things bend it: a **sliding window** stops growing at $W_g$ tokens, and **linear attention** keeps a state of fixed size and
+# nothing per token. Two only move it: **MLA** (multi-head latent attention) stores one vector instead of keys and values, 512 latent
+# elements and a rotated key of 64 in DeepSeek-V3: one head, no 2. Some models give keys and values **unequal widths**. In Qwen3.8-27B only
+# 16 of 64 layers grow. Tensor parallelism splits the heads over several GPUs, its ranks, and once the heads run out it copies them.
 
 # %% jupyter={"source_hidden": true}
 # What each kind of layer of a model holds.
@@ -283,8 +287,8 @@ gemma = models.find_model("gemma-3-27b")
 [units.format_bytes(memory.marginal_kv_bytes(gemma, num_tokens)) for num_tokens in (100, 100_000)]
 
 # %% [markdown]
-# Engines log a quotient, tokens that fit divided by tokens of a sequence. It is right for uniform models only: with 20 GiB
-# and chats of 1,024 tokens it promises Gemma-3-27B 251 chats, and 41 fit, because short sequences pay for their windows in full.
+# Engines log how many tokens fit. Dividing them by the length of your own chats is right for uniform models only: 20 GiB hold 256,816
+# tokens of one Gemma-3-27B sequence, which looks like 251 chats of 1,024, and 41 fit, because short sequences pay for their windows in full.
 
 # %%
 quotient = memory.max_concurrency(memory.max_cached_tokens(20 * units.GiB, gemma), 1024)
@@ -373,7 +377,7 @@ checks.check_scale_overhead(bits_with_scale)
 
 # %% [markdown]
 # **1.3** Transfer. You have `budget_bytes` and chats of `num_tokens` each, for a model with windows. How many chats fit? (1 line)
-# Then decide: Gemma-3-27B with 20 GiB of cache must hold 40 chats of 1,024 tokens. Does it, and how many of 8,192 tokens?
+# Then decide: Gemma-3-27B with 20 GiB of bf16 cache must hold 40 chats of 1,024 tokens. Does it, and how many of 8,192 tokens?
 
 
 # %%
@@ -385,14 +389,22 @@ def chats_that_fit(budget_bytes, shape, num_tokens):
 checks.check_chats_that_fit(chats_that_fit)
 
 # %% [markdown]
+# The decision: how many of 1,024 tokens, and of 8,192.
+
+# %%
+[memory.max_sequences(20 * units.GiB, gemma, num_tokens) for num_tokens in (1024, 8192)]
+
+# %% [markdown]
 # ## What the formula leaves out
 #
 # - Blocks: caches are handed out in whole blocks, up to `block_size - 1` tokens more per sequence (chapter 2).
-# - Scales and minima of a quantized cache: counted here by the dtype's name, 6 % of q8_0 and 11 % of q4_0.
-# - Window layers in some engines: the running batch on top of the window, 64 of 1,024 tokens above (+6 %).
+# - Scales and minima of a quantized cache: counted where the dtype's name has them (6 % of q8_0, 11 % of q4_0, `int4/g32`). Bare int8, int4 and
+#   int2 have none: +0.5 bits a value for 16-bit scales of groups of 32.
+# - Window layers in some engines: the running batch on top of the window, 64 of 1,024 tokens above (+6 %), and 512 in the same log's next row (+50 %).
 # - Index keys of sparse attention (DeepSeek-V3.2, GLM-5, MiniMax-M3): 128 more elements a token and layer, often in fp8 (+11 % for DeepSeek-V3.2).
 # - Draft layers for multi-token prediction: one more layer's cache where they run (+1.6 % for DeepSeek-V3).
-# - Weights, activations and buffers: not cache, but they decide what is left; a longer allowed prompt leaves fewer blocks.
+# - Weights, activations and buffers: not cache, but they decide what is left; the more tokens a step may
+#   compute (without chunked prefill: the longest prompt), the fewer blocks.
 # - Sharing of prefixes (chapter 4): less than the sum over sequences.
 #
 # ## References

@@ -23,7 +23,7 @@ from kvlib import blocks, checks, figures, memory, models, panel, replay, units
 
 # %% [markdown]
 # Nobody knows how long an answer will be, so early servers reserved slots for the longest request they allowed. Below are 19,366 real
-# conversations, the longest of 14,089 tokens; each row stands for 4 % of them.
+# requests to a chat service, the longest of 14,089 tokens with its answer; each row stands for 4 % of them.
 
 # %% jupyter={"source_hidden": true}
 # Lengths of real requests, prompt and answer together; what the first panel computes.
@@ -67,7 +67,7 @@ panel.Panel(
     figures.RequestRows(),
     reserve_or_page,
     guess=panel.Guess(
-        "A server reserves 14,089 slots for each conversation. What share of its memory stays empty?",
+        "A server reserves 14,089 slots for each request. What share of its memory stays empty?",
         ("10 %", "30 %", "50 %", "70 %", "90 %"),
     ),
     block_size=panel.Slider("block size", 16, block_sizes),
@@ -250,7 +250,7 @@ panel.Panel(
 
 # %% [markdown]
 # Up to 64 slots a block, less than 3 % is lost: memory does not forbid such blocks. Nor does it ask for them, since a table entry is
-# 4 bytes. Tails and table of one conversation, together:
+# 4 bytes. Tails and table of one such request, together:
 
 # %%
 token_bytes = memory.kv_bytes_per_token(models.find_model("llama-3.1-8b"))
@@ -266,13 +266,14 @@ def overhead_bytes(block_size):
 
 # %% [markdown]
 # By bytes alone, blocks of one token would win. Larger blocks win time: fewer entries to look up, count and hash, and longer
-# runs of memory for the kernel (chapter 6). Smaller ones win sharing, as only full blocks are shared (chapter 4). PagedAttention's
+# runs of memory for the kernel (chapter 6). Smaller ones win sharing, where only full blocks are shared (chapter 4). PagedAttention's
 # authors measured both ends and took 16 (reference 1, section 7.2). They also found that servers that reserve hold tokens in only
 # 20 to 38 % of their cache memory (section 1); those had shorter limits than the one here.
 #
 # ## Against published numbers
 #
-# Blocks are counted, not measured: tolerance 0. Both sides come from engine logs and documentation: tokens or bytes in, blocks out.
+# Blocks are counted, not measured: tolerance 0. Both sides come from engine logs and documentation: tokens or bytes in, blocks out. The last
+# post names neither the fraction 0.9 nor blocks of 64, which are TensorRT-LLM's defaults; its Qwen1.5-7B has the shape of Llama-2-7B.
 
 # %% jupyter={"source_hidden": true}
 # Tokens and blocks that others printed.
@@ -298,7 +299,6 @@ pools = [
     for name, short in {"opt-125m": "opt125m", "llama-2-7b": "llama2-7b"}.items()
 ]
 
-# Qwen1.5-7B has the shape of Llama-2-7B.
 free_bytes = memory.kv_budget_bytes(int(21.89 * units.GiB), 0, memory_fraction=0.9)
 pools.append(beside("0.9 of 21.89 GiB, B = 64", blocks_in_pool(free_bytes, "llama-2-7b", 64), checks.published("trtllm-2268")))
 checks.Comparison(counted + pools, tolerance=0)
@@ -317,12 +317,12 @@ for name, num_tokens in lengths.items():
         expected = (block_size - 1) / 2
         predicted = round(100 * expected / (float(num_tokens.mean()) + expected), 3)
         found = round(100 * blocks.fragmentation(num_tokens, block_size), 3)
-        shares.append((f"{name}, B = {block_size} [% lost]", predicted, found, "Azure 2023 (reference 2)"))
+        shares.append((f"{name}, B = {block_size} [% lost]", predicted, found, "counted from Azure 2023"))
 
 checks.Comparison(shares, tolerance=0.05)
 
 # %% [markdown]
-# The miss has a reason: these lengths are not spread evenly. Many conversations have just under 512 or just under 1,536 tokens,
+# The miss has a reason: these lengths are not spread evenly. Many requests have just under 512 or just under 1,536 tokens,
 # whole blocks of 256. At 1,024 slots a block the same lengths leave more than half a block empty: 590 slots, not 511.5.
 
 # %%
@@ -357,6 +357,12 @@ def largest_block_size(lengths, most_percent):
 
 
 checks.check_largest_block_size(largest_block_size)
+
+# %% [markdown]
+# The decision: percent of the slots that blocks of 128 lose.
+
+# %%
+{name: round(100 * blocks.fragmentation(num_tokens, 128), 2) for name, num_tokens in lengths.items()}
 
 # %% [markdown]
 # ## What the formula leaves out

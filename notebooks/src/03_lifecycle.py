@@ -28,7 +28,7 @@ from kvlib import blocks, checks, figures, paged_cache, panel, scenario
 scenarios = {
     "two requests and a fork": ("A=40 B=20 A+1*12 B+13 A>C C+1 A+1*8 -B D=90 D+1*12 -A -C -D", 32),
     "one long decode": ("A=100 A+1*60 -A", 16),
-    "out of blocks": ("A=60 B=40 A+1*4 A+40 B+8 B+1 B+1*15 B+1 -A B+1", 8),
+    "out of blocks": ("A=60 B=40 A+1*2 A+40 B+8 B+1 B+1*15 B+1 -A B+1", 8),
     "fork, write, copy": ("A=56 B=40 A>C A+3 C+1 C+1*7 C+1 -B -A -C", 24),
     "released blocks are reused": ("A=48 B=48 C=48 -B D=30 -A E=80 -C -D -E", 16),
     "eight decode in step": ("A=48 B=48 C=48 D=48 E=48 F=48 G=48 H=48 A+1 B+1 C+1 D+1 E+1 F+1 G+1 H+1 A+15 A+1", 32),
@@ -121,7 +121,7 @@ panel.Panel(
 
 # %% [markdown]
 # Most steps cost nothing: a token goes into the free slots of the last block. The one that finds the tail full costs a block. Choose
-# *out of blocks*: step 7 asks for 3 blocks, 1 is free, and not even the tail moves. Choose *eight decode in step*: eight blocks for eight tokens.
+# *out of blocks*: step 5 asks for 3 blocks, 1 is free, and even the 2 free slots of the tail stay empty. Choose *eight decode in step*: eight blocks for eight tokens.
 
 # %% [markdown]
 # ## The formula
@@ -137,7 +137,7 @@ panel.Panel(
 #
 # New tokens fill the tail first; only what is left over needs blocks, and blocks are whole, hence the ceiling. With 0 tokens so far
 # there is no tail, $f_{last} = 0$, and the formula is the one for a new request, $\lceil T / B_{block} \rceil$. Nothing in it depends on how long the
-# sequence is, so a decode step costs the same at any length. Units: tokens / (tokens/block) = blocks.
+# sequence is: a step takes as many blocks at any length. (Its time does grow: it reads the whole cache, chapter 6.) Units: tokens / (tokens/block) = blocks.
 
 
 # %%
@@ -182,7 +182,7 @@ num_freed, manager.allocator.num_free
 # %% [markdown]
 # ## Out of blocks, half-way
 #
-# The listing in the source document fills the tail, then takes blocks one at a time, and raises when none is left. By then it has written
+# The listing in the notes fills the tail, then takes blocks one at a time, and raises when none is left. By then it has written
 # into the tail and taken blocks, but has not counted the tokens. The cache disagrees with itself:
 
 
@@ -219,7 +219,8 @@ print(try_to_append(lambda manager, seq, tokens: manager.append_tokens(seq, toke
 # ## Does it match what engines do?
 #
 # Two worked examples that others published. Counts of blocks are whole numbers, so the tolerance is zero. The vLLM paper decodes a prompt of 7 tokens at block size 4
-# (section 4.3, Figure 6). The vLLM documentation lets two requests of 15 and 14 tokens, the first 8 shared, live in a pool of 10 blocks.
+# (section 4.3, Figure 6). The vLLM documentation lets two requests of 15 and 14 tokens live in a pool of 10 blocks; their
+# first 10 tokens are alike, so 8 of them are shared, two full blocks.
 
 # %%
 paper = scenario.play("A=7 A+1 A+1", num_blocks=8, block_size=4)
@@ -246,7 +247,7 @@ queue
 # %% [markdown]
 # ## Exercises
 #
-# **3.1** A sequence has `num_tokens` and grows by `num_new_tokens`. How many blocks does it take? No tail is given. (1 line)
+# **3.1** A sequence has `num_tokens` and grows by `num_new_tokens`. How many **more** blocks does it take? No tail is given. (1 line)
 
 
 # %%

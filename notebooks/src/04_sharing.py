@@ -33,7 +33,7 @@ from kvlib import (
 )
 
 # %% [markdown]
-# One prompt, several continuations: four beams, eight samples, three drafts. All begin with the same tokens, so one copy of their keys and
+# One prompt, several continuations: four beams, eight samples, a tree of three drafts. All begin with the same tokens, so one copy of their keys and
 # values will do, until somebody writes into a block that others still read.
 
 # %% jupyter={"source_hidden": true}
@@ -109,8 +109,10 @@ panel.Panel(
 )
 
 # %% [markdown]
-# A beam search forks at every step, parallel sampling once after the prompt, speculative decoding drops the drafts that fail. In all three the full blocks stay shared
-# for ever. The partial tail is copied by every writer but the last, one block each. Drag the prefix to 1,008: the tail is full, and the saving never ends.
+# A beam search forks at every step, parallel sampling once after the prompt, a tree of drafts where drafts differ (a single chain of drafts needs no fork, chapter 3). In
+# all three the full blocks stay shared while two branches live. The partial tail is copied by every writer but the last, one block each. Drag the prefix to 1,008: the
+# tail is full, and the saving never ends. This is the design of the vLLM paper. Today's vLLM starts as many requests as there are samples: they share full blocks through
+# its prefix cache, and no tail is ever copied.
 
 # %% [markdown]
 # ## The formula
@@ -146,7 +148,7 @@ mine, sharing.prefix_saving_bytes(4, 1_000, one_token := 131_072) / (16 * one_to
 # %% [markdown]
 # ## What happens without the copy
 #
-# The listing in the source document forks by counting references, and appends by filling the last block. It never asks who else reads that block. With real keys and values,
+# The listing in the notes forks by counting references, and appends by filling the last block. It never asks who else reads that block. With real keys and values,
 # and each token written where the block table says:
 
 
@@ -214,10 +216,11 @@ unshared, shared
 # 31.25 % although less memory is in use. A high figure may mean good sharing.
 
 # %% [markdown]
-# ## Prefix caches share full blocks only
+# ## A prefix cache shares full blocks
 #
-# A fork knows its parent. A prefix cache must find a stranger's blocks again, by a hash of their tokens, and a block has a hash only when it is full. The last token of
-# a prompt is always computed, since its output is the first new token. So of a prompt of $T$ tokens
+# A fork knows its parent. A prefix cache must find a stranger's blocks again: vLLM does so by a hash of their tokens, and a block has a hash only when it is full. (SGLang's
+# tree matches single tokens by default, $B_{block} = 1$ below; TensorRT-LLM can copy a block that matches in part.) The last token of a prompt is always computed, since its
+# output is the first new token. So of a prompt of $T$ tokens
 #
 # $$T_{reused} = \left\lfloor \frac{\min(T_{prefix},\ T - 1)}{B_{block}} \right\rfloor B_{block} \tag{4.3}$$
 #

@@ -102,8 +102,9 @@ panel.Panel(
 )
 
 # %% [markdown]
-# A few channels of the keys are loud in every token. A scale per token must reach the loudest, so its steps are too coarse for
-# the quiet ones: the dashed line is the same for every channel. A scale per channel fits each. Values have no such channels.
+# A channel is one of the 64 elements of a key. A few channels of the keys are loud in every token. A scale per token must reach the
+# loudest of its group, so its steps are too coarse for the quiet ones: the dashed line has one level for each group of 32 channels, 7.5
+# and 13.7 %, and dips only where the loud ones are. A scale per channel fits each. Values have no such channels.
 #
 # ## The formula
 #
@@ -120,6 +121,10 @@ panel.Panel(
 # $$q_c = \text{clip}\left(\text{round}\left(\frac{x_c}{\text{scale}_c}\right) + \text{zero}_c, q_{min}, q_{max}\right), \qquad
 # \hat{x}_c = (q_c - \text{zero}_c) \cdot \text{scale}_c \tag{5.3}$$
 #
+# KIVI (reference 1) and llama.cpp's q5_1 keep the group's minimum instead of an integer zero: $q = \text{round}((x - \min x) / \text{scale})$ and
+# $\hat{x} = q \cdot \text{scale} + \min x$, with codes from 0 to $2^b - 1$. The first and the third panel do so, with fp16 scales and minima; the second
+# follows (5.1) to (5.3).
+#
 # | symbol | name in code | meaning | unit | value today |
 # |---|---|---|---|---|
 # | $x_c$ | `tensor` | values that share a scale, here one channel | value | -12.91 to 0.57 |
@@ -130,8 +135,8 @@ panel.Panel(
 # | $\text{zero}_c$ | `zero_point` | code that stands for 0 | - | 6 |
 # | $\hat{x}_c$ | `dequantize` | what is read back | value | -12.58 to 0.90 |
 #
-# Rounding moves a value by half a step at most, so $|x_c - \hat{x}_c| \le \text{scale}_c / 2$. One bit less halves the number of codes, and
-# the step doubles. The scale is a value divided by a count of codes, so it has the unit of the values, and the codes have none.
+# Rounding moves a value by half a step at most, so $|x_c - \hat{x}_c| \le \text{scale}_c / 2$. One bit less leaves about half the codes, and the
+# step more than doubles: 2.01 times from 8 bits to 7, 2.14 from 4 to 3, 2.33 from 3 to 2; symmetric codes pay 3 times from 3 to 2. The scale is a value divided by a count of codes, so it has the unit of the values, and the codes have none.
 # With $b$ bits $q_{max} = 2^{b-1} - 1$ and, asymmetric, $q_{min} = -2^{b-1}$. Keys, values and their errors have no unit of their own here.
 
 
@@ -214,7 +219,7 @@ panel.Panel(
 [[np.unique(kind(loud, bits)[0]).size for kind in (my_symmetric, my_asymmetric)] for bits in (8, 4, 2)]
 
 # %% [markdown]
-# **A zero point does not fit the width of its codes.** The listing in the seed text casts it to int8. For a channel that lives in
+# **A zero point does not fit the width of its codes.** The listing in the notes casts it to int8. For a channel that lives in
 # [10, 11] it is -2,678, int8 keeps -118, and the whole channel is read back as one wrong number. `kvlib` keeps it wide (int32).
 
 # %%
@@ -267,11 +272,13 @@ assert held / keys_of_one_token.nbytes == shares["q4_0"]
 #
 # | symbol | name in code | meaning | unit | value today |
 # |---|---|---|---|---|
+# | $q, k, v$ | `q`, `k`, `v` | queries, keys and values | value | - |
 # | $o, o'$ | `attention_output` | attention over exact, over read-back keys and values | value | - |
-# | $e$ | `attention_output_error` | how far the attention output is off | - | 0.074 |
+# | $e$ | `attention_output_error` | how far the attention output is off, relative | - | 0.075 |
 #
 # Each point is one scheme for keys and values of a layer: 7 times 7 of them, scales and minima (fp16) counted in the bytes. The line joins
-# the best for their bytes; what lies on the lower edge is off by less, fp16 by nothing. The last 64 tokens ask, all 1,024 are stored.
+# the best for their bytes; what lies on the lower edge is off by less, fp16 by nothing. The queries are those of the last
+# 64 tokens; each sees the tokens up to itself.
 
 # %% jupyter={"source_hidden": true}
 # The third panel's schemes: every pair of them, for every layer and group size, before anybody drags.
@@ -415,18 +422,19 @@ assert drawn_share[0] > 0.5
 f"value {sizes[0]:.1f} against {sizes.mean():.1f}; attention {drawn_share[0]:.0%} against {drawn_share[1:].mean():.2%}"
 
 # %% [markdown]
-# **Before or after RoPE?** Rotation mixes the two channels of a pair, differently at each position, so a loud channel becomes two that swing.
+# **Before or after RoPE?** RoPE rotates keys to write a token's position into them. The rotation mixes the two channels of a pair, differently at each position, so a loud channel becomes two that swing.
 # Keys quantized before it and rotated when read lose less: 5.3 % instead of 6.3 % of the attention output, int4 per channel in groups of 32,
 # mean over all 30 layers. These two were measured on the whole model (`data/README.md`); the sample holds rotated keys only.
 #
 # **Attention error is not answer quality.** A model has many layers and forgives much. A published pair: Llama-3.1-70B with an fp8 cache has
-# perplexity 2.887 with all scales at 1.0, 2.748 with scales from the data and 2.732 in fp16 (ROCm/vllm PR #317). Eight bits are not free
+# perplexity (how surprised the model is by a text; lower is better) 2.887 with all scales at 1.0, 2.748 with scales from the data and 2.732 in fp16 (ROCm/vllm PR #317). Eight bits are not free
 # without a fitting scale, and nearly free with one.
 #
 # ## Against recorded and published numbers
 #
-# The table was recorded on this sample with another implementation (PyTorch; `data/README.md`). int4, groups of 32 unless whole; fp16 scale and
-# minimum, then the seed text's integer zero point with an fp32 scale. Tolerance, stated before looking: 2 % relative.
+# The table was recorded on this sample with another implementation (PyTorch; `data/README.md`). int4; "/32" are
+# groups of 32, without it one scale serves the 64 channels of a token's head; fp16 scale and minimum, then (5.2)'s integer zero point with an
+# fp32 scale. Tolerance, stated before looking: 2 % relative.
 
 # %% jupyter={"source_hidden": true}
 # What was recorded: layer, kind of zero, then the attention output and the values' root mean square error.
@@ -463,7 +471,7 @@ for (layer, zero), reported in recorded.items():
 checks.Comparison(rows, tolerance=0.02)
 
 # %% [markdown]
-# Cache sizes that others printed. Same tolerance; the rounding of the printed number decides.
+# Cache sizes that others printed. Same tolerance, 2 %; a number printed with one decimal may miss by its rounding alone.
 
 # %%
 mistral, qwen_coder = (models.find_model(name) for name in ("mistral-small-24b", "qwen2.5-32b"))
@@ -512,8 +520,8 @@ def zero_point_fits(low, high):
 checks.check_zero_point_fits(zero_point_fits)
 
 # %% [markdown]
-# **5.3** Transfer. `schemes` is a list of `(bytes_per_token, error)`; fp16, with no error, is among them. Which has the fewest bytes with an
-# error of at most `limit`? (1 line) Then decide: layer 26 may be off by 10 %. Which schemes, in which groups, and how many tokens does chapter 1's budget then hold?
+# **5.3** Transfer. `schemes` is a list of `(bytes_per_token, error)`; fp16, with no error, is among them. Which has the fewest bytes, and of
+# equal bytes the smallest error, with an error of at most `limit`? (1 line) Then decide: layer 26 may be off by 10 %. Which schemes, in which groups, and how many tokens does chapter 1's budget then hold?
 
 
 # %%
@@ -530,13 +538,15 @@ offered = {
     (float(table[26, size]["bytes"][i, j]), float(table[26, size]["error"][i, j])): (keys, values, size)
     for size in group_sizes for i, keys in enumerate(schemes) for j, values in enumerate(schemes)
 }
-offered.get(cheapest(list(offered), 0.10), "solve 5.3 first")
+chosen = offered.get(cheapest(list(offered), 0.10))
+(chosen, fitting(*chosen[:2], group_size=chosen[2])) if chosen else "solve 5.3 first"
 
 # %% [markdown]
 # ## What the formula leaves out
 #
 # - Quality: the error is of one layer's attention output, on 64 queries of one text. Errors of 30 layers add up and partly cancel; a perplexity or a task decides.
-# - Residual windows: KIVI keeps the newest tokens in fp16 until a group is full, up to 128 of them (4,196 tokens: 4.7 times less instead of 5.3).
+# - Residual windows: KIVI keeps up to 128 of the newest keys and always the newest 128 values in fp16 (4,196 tokens with 128 of both: 4.7 times less
+#   instead of 5.3).
 # - Time: quantizing costs compute, reading fewer bytes saves time, if the read is fused (chapter 6).
 # - Rotation of keys before RoPE: about a sixth less error (above), for a rotation at each read.
 # - fp8: no groups, a floating grid. Its steps grow with the value, so an outlier costs less than here, and one scale per tensor is common.

@@ -167,7 +167,7 @@ panel.Panel(
 #
 # ## The formula
 #
-# $$o'_t = \frac{\sum_{j \in K_t} w_{tj} \, v_j}{\sum_{j \in K_t} w_{tj}}, \qquad \varepsilon = \frac{\lVert o' - o \rVert}{\lVert o \rVert} \tag{10.1}$$
+# $$o'_t = \frac{\sum_{j \in K_t} w_{tj} \, v_j}{\sum_{j \in K_t} w_{tj}}, \qquad e = \frac{\lVert o' - o \rVert}{\lVert o \rVert} \tag{10.1}$$
 #
 # $$K_t = \{t - r + 1, \dots, t\} \; \cup \; \operatorname{top}_{\,n - r} \{ a_j : j \le t - r \} \tag{10.2}$$
 #
@@ -179,7 +179,7 @@ panel.Panel(
 # | $n$ | `num_kept` | keys kept | tokens | 205 |
 # | $r$ | `num_recent` | the newest of them | tokens | 102 |
 # | $a_j$ | `scores` | what a rule knows about key $j$ | - | attention drawn so far |
-# | $\varepsilon$ | `error` | error of the attention output, relative | - | 0.09 |
+# | $e$ | `attention_output_error` | how far the attention output is off, relative | - | 0.09 |
 #
 # A query mixes values by weights that sum to 1. Without a key its weight is missing, so the rest is divided by what remains. The rules
 # differ in $a_j$ only. **Sinks** rank the first token first. **Heavy hitters** add up the attention that a key has drawn from all
