@@ -88,6 +88,15 @@ def test_two_steps_are_slower_than_plain_fp16_and_fused_is_faster(chapter):
     assert panel.picture._title.get_text().endswith("takes 1.17 of fp16's time; fused 0.84")
 
 
+@pytest.mark.parametrize("stored", ["int8/g128", "int8/g32", "int4/g128", "int4/g32"])
+def test_what_the_text_says_of_two_steps_and_of_copies(chapter, stored):
+    shape = chapter["models"].find_model("llama-3.1-8b")
+    *copies, plain, inside = (sum(parts) for parts in chapter["ways"](shape, 1024, stored).values())
+    gathered, two_steps, _ = copies
+    assert (two_steps < gathered) == stored.startswith("int4")
+    assert min(copies) > plain > inside
+
+
 def test_bars_are_bytes_over_bandwidth():
     picture = figures.ReadPaths()
     paths = dict.fromkeys("abcde", (4 * 10**9, 2 * 10**9))

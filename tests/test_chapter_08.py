@@ -126,6 +126,16 @@ def test_who_wins_on_the_map_as_the_text_says(chapter):
     assert np.unique(np.nonzero(winners == lfu)[1]).tolist() == [0]
 
 
+def test_in_engine_order_cost_takes_the_smallest_caches(chapter):
+    winners = chapter["weigh"](1.0, 1.0, 1.0, 10_000, "linear", "engine")["winners"]
+    cost, at_row = chapter["contenders"].index("cost"), (np.arange(11) * 21) + 10
+    assert chapter["map_columns"][:2] == [100, 300]
+    assert not (winners[:, 2:] == cost).any()
+    shares = chapter["map_shares"]
+    assert shares[winners[at_row, 0] == cost].min() == 0.02
+    assert shares[winners[at_row, 1] == cost].min() == 0.08
+
+
 def test_a_replay_on_demand_equals_the_library(chapter):
     live, steps = chapter["panels"][4], []
     values = {"capacity": 700, "traffic": "generated, 2,000 requests"}
