@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
+from kvlib import __version__
 from kvlib.models import ModelShape, load_devices
 from kvlib.plan import plan
-from kvlib.units import parse_bytes
 
 # The options are plan's own arguments, so that one name serves for both.
 _OPTIONS = {
@@ -41,6 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser():
     parser = _Parser(prog="python -m kvlib", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"kvlib {__version__}")
     commands = parser.add_subparsers(required=True, metavar="plan")
     command = commands.add_parser(
         "plan",
@@ -55,21 +56,24 @@ def _parser():
         default = "" if needed or parameter.default is None else f"; default: {parameter.default}"
         flag = "--" + name.replace("_", "-")
         command.add_argument(flag, type=kind, required=needed, help=words + default)
+    words = "width of a head, for a config.json that does not state it"
+    command.add_argument("--head-dim", type=int, help=words)
     return parser
 
 
-def _read(name, text):
+def _read(name, text, head_dim):
     if name == "model" and text.endswith(".json"):
-        return ModelShape.from_hf_config(json.loads(Path(text).read_text("utf-8")))
-    if name == "reserve_bytes" or (name == "weights" and text[:1].isdigit()):
-        return parse_bytes(text)
+        config = json.loads(Path(text).read_text("utf-8"))
+        return ModelShape.from_hf_config(config, head_dim=head_dim)
     if name == "prefix_tokens":
         return float(text) if "." in text else int(text)
     if name == "dtype" and "," in text:
         return tuple(text.split(","))
     if name == "tenant_weights":
-        pairs = (part.partition("=") for part in text.split(","))
-        return {tenant: float(weight) for tenant, _, weight in pairs}
+        pairs = [tuple(map(str.strip, part.split("="))) for part in text.split(",")]
+        if any(len(pair) != 2 for pair in pairs) or len(dict(pairs)) < len(pairs):
+            raise ValueError("it must name each tenant once. Write chat=3,batch=1.")
+        return {tenant: float(weight) for tenant, weight in pairs}
     return text
 
 
@@ -102,10 +106,11 @@ def main(arguments=None):
     0
     """
     given, where = vars(_parser().parse_args(arguments)), ""
+    head_dim = given.pop("head_dim", None)
     try:
         for name, text in given.items():
             where = f"{name}={text!r}; "
-            given[name] = _read(name, text)
+            given[name] = _read(name, text, head_dim)
         where = ""
         print(plan(**given))
     except (ValueError, TypeError, OSError) as problem:

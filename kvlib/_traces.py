@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvlib._validate import whole, whole_or_array
+from kvlib._validate import real, whole, whole_or_array
 
 _LONGEST_LINE = 1 << 20
 
@@ -104,6 +104,62 @@ class PrefixTrace:
         for request in np.flatnonzero(num_blocks > -(-self.input_tokens // self.block_size)):
             _check_length(num_blocks[request], self.input_tokens[request], self.block_size)
 
+    @classmethod
+    def from_token_ids(cls, prompts, *, block_size=16, **columns):
+        """Cut prompts into the blocks that a prefix cache would know them by.
+
+        Parameters
+        ----------
+        prompts : iterable of sequence of int
+            The token ids of each request's prompt, 1 or more.
+        block_size : int, optional
+            Tokens per block [tokens].
+        **columns
+            `timestamps_ms`, `output_tokens` and `tenants`, as for the class.
+
+        Returns
+        -------
+        PrefixTrace
+            Blocks numbered in order of appearance.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a prompt is empty, or as the class.
+
+        Notes
+        -----
+        A block is known by its tokens and by all blocks before it, and only if it is full: equal
+        tokens behind different beginnings have different keys and values.
+
+        References
+        ----------
+        .. [1] vLLM, docs/design/prefix_caching.md.
+
+        Examples
+        --------
+        >>> chats = [[5, 6, 7, 8, 9], [5, 6, 7, 9], [7, 8]]
+        >>> trace = PrefixTrace.from_token_ids(chats, block_size=2)
+        >>> trace.block_ids.tolist(), trace.input_tokens.tolist()
+        ([0, 1, 0, 2, 3], [5, 4, 2])
+        """
+        size, numbers, chains, input_tokens = whole("block_size", block_size, low=1), {}, [], []
+        for prompt in map(list, prompts):
+            chain, before = [], None
+            for end in range(size, len(prompt) + 1, size):
+                key = before, *prompt[end - size : end]
+                before = numbers.setdefault(key, len(numbers))
+                chain.append(before)
+            chains.append(chain)
+            input_tokens.append(len(prompt))
+        return cls(chains, input_tokens=input_tokens, block_size=size, **columns)
+
+    def __repr__(self):
+        num_blocks, distinct = len(self.block_ids), len(np.unique(self.block_ids))
+        blocks = f"{num_blocks:,} blocks of {self.block_size:,} tokens, {distinct:,} different"
+        who = ", ".join(map(str, self.tenant_names[:4])) + ", ..." * (len(self.tenant_names) > 4)
+        return f"PrefixTrace({len(self.tenant):,} requests; {blocks}; tenants {who})"
+
     @functools.cached_property
     def _uses(self):
         """Return for each access the access that used its block before (-1: none), and first."""
@@ -163,8 +219,9 @@ def load_trace(path, *, block_size=512):
     Parameters
     ----------
     path : str or Path
-        The file, plain or gzipped. Each line is an object with the integers timestamp [ms],
-        input_length and output_length [tokens], the list hash_ids, and perhaps a tenant's name.
+        The file, plain or gzipped. Each line is a JSON object with timestamp [ms], input_length
+        [tokens], the list hash_ids (one integer or string a block: equal ones are one block) and
+        perhaps output_length [tokens] and tenant, a name.
     block_size : int, optional
         Tokens per block [tokens].
 
@@ -205,40 +262,56 @@ def load_trace(path, *, block_size=512):
                 line = file.readline(_LONGEST_LINE + 1)
                 if not line and rows:
                     break
-                rows.append(_parse(line, block_size))
+                if line.strip() or not line:  # an empty line between or after requests is none
+                    rows.append(_parse(line, block_size))
             except (ValueError, TypeError, RecursionError, EOFError, OSError, zlib.error) as error:
+                step = ". Write one JSON object a line, or fetch the file again."
+                step = "" if type(error) in (ValueError, TypeError) else step
                 reason = getattr(error, "msg", error)
-                step = "" if type(error) in (ValueError, TypeError) else ". Fetch the file again."
                 raise ValueError(f"{Path(path).name} line {number}: {reason}{step}") from error
-    return _from_rows(rows, block_size)
+    return _from_rows(_numbered(rows), block_size)
+
+
+def _numbered(rows):
+    """Number the blocks anew, in order of appearance, if their hashes are not all int64."""
+    chains, *others = zip(*rows, strict=True)
+    if all(type(block) is int and block < 1 << 63 for chain in chains for block in chain):
+        return rows
+    numbers = {}
+    chains = [[numbers.setdefault(block, len(numbers)) for block in chain] for chain in chains]
+    return list(zip(chains, *others, strict=True))
 
 
 def _parse(line, block_size):
     if len(line) > _LONGEST_LINE:
         raise ValueError("it is longer than 1 MiB; a request takes one line. Split the file.")
-    row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique)
+    row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_unique)
     if not isinstance(row, dict):
         raise TypeError(f"it holds a {type(row).__name__}; it must hold one object. Write {{...}}.")
-    lacking = {"timestamp", "input_length", "output_length", "hash_ids"} - row.keys()
+    lacking = {"timestamp", "input_length", "hash_ids"} - row.keys()
     if lacking:
-        raise ValueError(f"{min(lacking)} is missing; a request needs it. Fetch the file again.")
+        raise ValueError(f"{min(lacking)} is missing; a request needs it. Add it to the line.")
     chain, tenant = row["hash_ids"], row.get("tenant", "default")
     if not isinstance(chain, list) or not isinstance(tenant, str):
-        raise TypeError("hash_ids must be a list and tenant a name. Fetch the file again.")
+        raise TypeError("hash_ids must be a list and tenant a name. Write [...] and quotes.")
     for block in chain:
-        if type(block) is not int or not 0 <= block < 1 << 63:
-            raise ValueError(f"hash_ids has {block!r}; they must be integers from 0 to 2**63 - 1.")
+        if type(block) is not str and (type(block) is not int or block < 0):
+            rule = "they must be integers, 0 or more, or strings"
+            raise ValueError(f"hash_ids has {block!r}; {rule}. Use the hashes of the blocks.")
     input_tokens = whole("input_length", row["input_length"], low=1, high=1 << 40)
     _check_length(len(chain), input_tokens, block_size)
-    timestamp_ms = whole("timestamp", row["timestamp"], low=0, high=1 << 60)
-    output_tokens = whole("output_length", row["output_length"], low=0, high=1 << 40)
+    timestamp = row["timestamp"]
+    if type(timestamp) is float:
+        timestamp = round(real("timestamp", timestamp))
+    timestamp_ms = whole("timestamp", timestamp, low=0, high=1 << 60)
+    output_tokens = whole("output_length", row.get("output_length", 0), low=0, high=1 << 40)
     return chain, timestamp_ms, input_tokens, output_tokens, tenant
 
 
 def _unique(pairs):
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise ValueError("a key stands twice; each must be unique. Fetch the file again.")
+        raise ValueError("a key stands twice; each must be unique. Rename one.")
     return row
 
 
@@ -268,7 +341,7 @@ def concat_tenants(traces):
     Raises
     ------
     ValueError
-        If there is no trace, or their block sizes differ.
+        If there is no trace, their block sizes differ, or two tenants would have one name.
 
     Examples
     --------
@@ -277,15 +350,21 @@ def concat_tenants(traces):
     >>> merged.block_ids.tolist(), merged.tenant.tolist()
     ([0, 2, 0], [0, 1, 0])
     """
+    if not traces:
+        raise ValueError("traces={}; there is nothing to merge. Give one trace.")
     block_sizes = {trace.block_size for trace in traces.values()}
     if len(block_sizes) != 1:
         raise ValueError(f"block_size={block_sizes}; all traces must have the same one. Give one.")
-    rows, base = [], 0
+    rows, base, taken = [], 0, set()
     for name, trace in traces.items():
         blocks = (trace._uses[1] + base).tolist()
         base += len(blocks)
         own = trace.tenant_names
         labels = [name] if len(own) == 1 else [f"{name}/{tenant}" for tenant in own]
+        if not taken.isdisjoint(labels):
+            both = min(taken.intersection(labels))
+            raise ValueError(f"tenant={both!r}; it would stand for two. Rename a trace.")
+        taken.update(labels)
         chains = [blocks[a:b] for a, b in itertools.pairwise(trace.offsets.tolist())]
         per_request = trace.timestamps_ms, trace.input_tokens, trace.output_tokens, trace.tenant
         columns = (column.tolist() for column in per_request)

@@ -52,7 +52,7 @@ def one_of(name, value, allowed):
     step = (
         f"Did you mean {lowered[near[0]]!r}?"
         if near
-        else f"Use one of {', '.join(list(allowed)[:12])}."
+        else f"Use one of {', '.join(list(allowed)[:12])}{', ...' * (len(allowed) > 12)}."
     )
     raise ValueError(f"{name}={value!r}; it is not a known name. {step}")
 

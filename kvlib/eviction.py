@@ -692,8 +692,8 @@ def unfairness(usage, quotas, total_blocks):
     Raises
     ------
     TypeError, ValueError
-        If a tenant has no quota, a count is negative or not whole, or `total_blocks` is not
-        positive.
+        If a tenant has no quota, a quota or a count is negative, a count not whole, or
+        `total_blocks` is not positive.
 
     Notes
     -----
@@ -708,7 +708,8 @@ def unfairness(usage, quotas, total_blocks):
     missing = [tenant for tenant in usage if tenant not in quotas]
     if missing:
         raise ValueError(f"quotas={quotas!r}; it lacks {missing[0]!r}. Use fair_quotas().")
-    excess = sum(np.maximum(0, _held(usage, t) - float(quotas[t])) for t in usage)
+    above = [_held(usage, t) - real(f"quotas[{t!r}]", quotas[t], low=0) for t in usage]
+    excess = sum(np.maximum(0, part) for part in above)
     return float(np.mean(excess)) / total_blocks
 
 
@@ -796,7 +797,8 @@ def eviction_objective(miss_rate, recompute_cost, unfairness, alpha, beta, gamma
         (real("beta", beta, low=0), real("recompute_cost", recompute_cost, low=0)),
         (real("gamma", gamma, low=0), real("unfairness", unfairness, low=0, high=1)),
     ]
-    total_weight = sum(weight for weight, _ in terms)
-    if not total_weight:
+    largest = max(weight for weight, _ in terms)
+    if not largest:
         raise ValueError("alpha=beta=gamma=0; one weight must be above 0. Use alpha=1.")
-    return sum(weight * term for weight, term in terms) / total_weight
+    terms = [(weight / largest, term) for weight, term in terms]  # their sum cannot overflow
+    return sum(weight * term for weight, term in terms) / sum(weight for weight, _ in terms)

@@ -209,7 +209,7 @@ def sequence_kv_bytes(shape, num_tokens, dtype="bf16", tensor_parallel=1, block_
     """
     num_tokens = whole_or_array("num_tokens", num_tokens, low=0)
     if block_size is not None:
-        whole("block_size", block_size, low=1)
+        block_size = whole("block_size", block_size, low=1)
     rates = _rates(shape, dtype, tensor_parallel)
     denominator = math.lcm(*(rate.bits.denominator for rate in rates))
     parts = [int(rate.bits * denominator) for rate in rates]
@@ -364,8 +364,7 @@ def kv_budget_bytes(
         "workspace_bytes": workspace_bytes,
         "safety_bytes": safety_bytes,
     }
-    for name, value in taken.items():
-        whole(name, value, low=0)
+    taken = {name: whole(name, value, low=0) for name, value in taken.items()}
     real("memory_fraction", memory_fraction, above=0, high=1)
     # The decimal the caller wrote: 0.9 of a budget must not lose a byte to binary rounding.
     usable = math.floor(gpu_bytes * Fraction(str(memory_fraction)))
@@ -419,7 +418,7 @@ def max_cached_tokens(budget_bytes, shape, dtype="bf16", tensor_parallel=1, bloc
     32768
     """
     budget_bytes = whole("budget_bytes", budget_bytes, low=0, high=2**62)
-    whole("block_size", block_size, low=1)
+    block_size = whole("block_size", block_size, low=1)
     rates = _rates(shape, dtype, tensor_parallel)
     endless_bits = sum(rate.bits for rate in rates if rate.window is None)
     if not endless_bits:
@@ -485,7 +484,7 @@ def max_sequences(
     41
     """
     budget_bytes = whole("budget_bytes", budget_bytes, low=0)
-    whole("num_tokens", num_tokens, low=1)
+    num_tokens = whole("num_tokens", num_tokens, low=1)
     return budget_bytes // sequence_kv_bytes(shape, num_tokens, dtype, tensor_parallel, block_size)
 
 

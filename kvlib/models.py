@@ -27,8 +27,13 @@ _WINDOW_NAMES = ("sliding_window", "sliding_window_size")
 # Other families' own ways to say which layers are which; reading them as all-full would be wrong.
 _UNREAD_PATTERNS = (
     "attention_chunk_size",
+    "attn_layer_indices",
     "attn_layer_period",
     "attn_type_list",
+    "block_configs",
+    "block_types",
+    "full_attn_idxs",
+    "hybrid_layer_ids",
     "hybrid_override_pattern",
     "layers_block_type",
 )
@@ -482,7 +487,7 @@ def released_weight_bytes(name, weight_bits=None):
     if weight_bits is None:
         weight_bits = Fraction(str(entry["weight_bits"]))
     real("weight_bits", weight_bits, above=0)
-    return math.ceil(entry["parameters"] * Fraction(weight_bits) / 8)
+    return math.ceil(entry["parameters"] * Fraction(str(weight_bits)) / 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -516,8 +521,8 @@ class Device:
     bandwidth_bytes_per_second: int
 
     def __post_init__(self):
-        whole("memory_bytes", self.memory_bytes, low=1)
-        whole("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, low=1)
+        for field in ("memory_bytes", "bandwidth_bytes_per_second"):
+            object.__setattr__(self, field, whole(field, getattr(self, field), low=1))
 
 
 @functools.cache
@@ -607,7 +612,10 @@ def _kind_of_each_layer(config):
     pattern = _entry(config, "sliding_window_pattern", "_sliding_window_pattern", required=False)
     pattern = pattern or _PATTERN_OF_TYPE.get(config.get("model_type"))
     is_named = bool(pattern or config.get("use_sliding_window"))
-    is_off = config.get("use_sliding_window") is False
+    is_used = config.get("use_sliding_window")
+    # Qwen's window is off unless the switch turns it on; other families have no switch.
+    is_qwen = str(config.get("model_type")).startswith(("qwen2", "qwen3"))
+    is_off = is_qwen if is_used is None else not is_used
     if is_off or not _entry(config, *_WINDOW_NAMES, low=0, required=is_named):
         return ["full"] * num_layers
     if pattern:

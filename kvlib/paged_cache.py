@@ -35,6 +35,9 @@ class OutOfBlocks(RuntimeError):
         super().__init__(f"needed={needed} blocks; {rule}. Call make_room or use a larger pool.")
         self.needed, self.free, self.reclaimable = needed, free, reclaimable
 
+    def __reduce__(self):  # so that it reaches the caller of another process
+        return type(self), (self.needed, self.free, self.reclaimable)
+
 
 @dataclass(slots=True, eq=False)
 class KVBlock:
@@ -317,6 +320,8 @@ class SequenceKVCache:
         if not (isinstance(self.seq_id, str) and isinstance(self.tenant, str | None)):
             names = f"seq_id={self.seq_id!r}, tenant={self.tenant!r}"
             raise TypeError(f"{names}; both must be strings. Write str(...).")
+        if not self.seq_id:
+            raise ValueError("seq_id=''; it must not be empty. Name the sequence.")
         if self.tenant is None:
             owner, separator, _ = self.seq_id.partition("::")
             self.tenant = owner if separator else "default"

@@ -5,8 +5,10 @@ import functools
 import html
 import math
 import operator
+import os
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral, Real
 from statistics import NormalDist
 
 import numpy as np
@@ -15,12 +17,19 @@ from kvlib import memory
 from kvlib._validate import one_of, real, whole, whole_or_array
 from kvlib.blocks import blocks_needed
 from kvlib.eviction import fair_quotas, overflow_blocks, recompute_seconds
-from kvlib.models import ModelShape, find_model, load_devices, load_models, released_weight_bytes
+from kvlib.models import (
+    Device,
+    ModelShape,
+    find_model,
+    load_devices,
+    load_models,
+    released_weight_bytes,
+)
 from kvlib.replay import REQUEST_LENGTHS, load_request_lengths
 from kvlib.sharing import shareable_tokens
 from kvlib.units import format_bytes, parse_bytes
 
-_LENGTH_COLUMNS = ("num_tokens", "ContextTokens", "GeneratedTokens")
+_LENGTH_COLUMNS = (("num_tokens",), ("ContextTokens", "GeneratedTokens"))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,6 +68,8 @@ class Plan:
         Prefill that evictions cause each minute, all groups of GPUs together [s].
     quotas : dict of str to Fraction
         Blocks of each tenant; they sum to the blocks of all groups of GPUs [blocks].
+    hints : tuple of str
+        What in the arguments costs memory, or hides some, without being asked for.
 
     Examples
     --------
@@ -90,6 +101,7 @@ class Plan:
     overflow_blocks: int
     recompute_seconds_per_minute: float
     quotas: dict[str, Fraction] = field(hash=False)
+    hints: tuple[str, ...] = ()
 
     def _rows(self):
         yield "one GPU as programs see it", format_bytes(self.gpu_bytes), ""
@@ -108,6 +120,8 @@ class Plan:
             yield "recompute each minute", seconds, "prefill of what was evicted"
         for tenant, quota in self.quotas.items():
             yield f"quota of {tenant}", f"{int(quota):,}", "blocks"
+        for hint in self.hints:
+            yield "note", "", hint
 
     def __repr__(self):
         rows = list(self._rows())
@@ -145,7 +159,7 @@ def plan(
     ----------
     model : str or ModelShape
         A preset's name, or a model of your own.
-    gpu : str or int
+    gpu : str, Device or int
         A GPU of `kvlib.models.load_devices`, or its memory: ``'24 GiB'``, or bytes [bytes].
     context : int, str, tuple or ndarray of int
         Lengths of the sequences, prompt and answer together, see `lengths_of` [tokens].
@@ -155,19 +169,19 @@ def plan(
         GPUs that share each layer; it divides `num_gpus`, and the groups work side by side. By
         default all GPUs are one group [GPUs].
     weights : int or str, optional
-        All weights [bytes], or the dtype to store a preset's in, see
+        All weights, ``'15 GiB'`` or bytes [bytes], or the dtype to store a preset's in, see
         `kvlib.memory.bits_per_value`. By default a preset's weights as released.
     memory_fraction : float
         Share of the memory that the engine may use, above 0 and at most 1.
-    reserve_bytes : int
-        Activations, graphs and buffers on each GPU inside that share [bytes].
+    reserve_bytes : int or str
+        Activations, graphs and buffers on each GPU inside that share, bytes or ``'2 GiB'`` [bytes].
     dtype : str or tuple of str
         Cache dtype, or a (key, value) pair of them.
     block_size : int
         Slots of a block [tokens/block].
     prefix_tokens : int or float
         Tokens that all sequences share at their start [tokens]; a float is their share of the mean
-        length.
+        length. A shorter sequence shares all it has.
     concurrency : int, optional
         Sequences wanted at a time [sequences].
     tenant_weights : mapping of str to number, optional
@@ -222,7 +236,7 @@ def plan(
         raise ValueError(f"tensor_parallel={ranks}; it must divide num_gpus={num_gpus}. Use 1.")
     gpu_bytes, weight_bytes = _gpu_bytes(gpu), _ceil_div(_weight_bytes(shape, weights), ranks)
     usable = memory.kv_budget_bytes(gpu_bytes, 0, memory_fraction=memory_fraction)
-    reserve = gpu_bytes - usable + whole("reserve_bytes", reserve_bytes, low=0)
+    reserve = gpu_bytes - usable + _size("reserve_bytes", reserve_bytes)
     free = gpu_bytes - weight_bytes - reserve
     budget = max(0, free)
 
@@ -239,7 +253,8 @@ def plan(
         shape, 1, dtype, ranks, block_size
     ):
         cached_tokens = memory.max_cached_tokens(budget, shape, dtype, ranks, block_size)
-    gpus = f"{num_gpus} x {gpu if isinstance(gpu, str) else format_bytes(gpu)}"
+    gpu_name = getattr(gpu, "name", gpu)
+    gpus = f"{num_gpus} x {gpu_name if isinstance(gpu_name, str) else format_bytes(gpu_name)}"
     cache = "{} keys, {} values".format(*dtype) if isinstance(dtype, tuple) else f"{dtype} cache"
     return Plan(
         title=f"{shape.name} on {gpus}, {cache}, blocks of {block_size} tokens",
@@ -255,7 +270,22 @@ def plan(
         overflow_blocks=blocks_needed(lacking, need.block_bytes),
         recompute_seconds_per_minute=seconds,
         quotas={t: q * num_blocks for t, q in fair_quotas(tenant_weights or {}, 1).items()},
+        hints=tuple(_hints(shape, ranks, dtype)),
     )
+
+
+def _hints(shape, ranks, dtype):
+    copies, num_kv_heads = max(
+        (ranks * memory.kv_heads_per_rank(group.num_kv_heads, ranks) // group.num_kv_heads,
+         group.num_kv_heads)
+        for group in shape.layer_groups
+    )  # fmt: skip
+    if copies > 1:
+        heads = f"{num_kv_heads} KV head{'s' if num_kv_heads > 1 else ''}"
+        yield f"{heads} on {ranks} GPUs of a group: stored {copies} times; see tensor_parallel"
+    for name in dict.fromkeys(dtype if isinstance(dtype, tuple) else (dtype,)):
+        if name in ("int8", "int4", "int2"):
+            yield f"{name} counts no scales; {name}/g64 does"
 
 
 class _Need:
@@ -273,13 +303,14 @@ class _Need:
         self.in_blocks = total(memory.sequence_kv_bytes(shape, num_tokens, *how, block_size))
         self.by_token = total(memory.sequence_kv_bytes(shape, num_tokens, *how))
         self.scales = total(memory.scale_kv_bytes(shape, num_tokens, *how))
+        block_size = whole("block_size", block_size, low=1)
         self.block_bytes = block_size * memory.kv_bytes_per_token(shape, *how)
         if not self.block_bytes:
             raise ValueError(f"shape={shape.name!r}; no layer keeps tokens. Nothing needs a plan.")
-        if isinstance(prefix_tokens, float):
-            share = real("prefix_tokens", prefix_tokens, low=0, high=1, hint="Write tokens as int.")
-            prefix_tokens = int(share * self.tokens / self.count)
-        whole("prefix_tokens", prefix_tokens, low=0)
+        if isinstance(prefix_tokens, Real) and not isinstance(prefix_tokens, Integral):
+            real("prefix_tokens", prefix_tokens, low=0, high=1, hint="Write tokens as int.")
+            prefix_tokens = int(Fraction(str(prefix_tokens)) * self.tokens / self.count)
+        prefix_tokens = whole("prefix_tokens", prefix_tokens, low=0)
         shared = shareable_tokens(np.minimum(prefix_tokens, num_tokens), num_tokens, block_size)
         # What the next token adds once every window is full: windows let go of a prefix.
         widest = max(group.window or 0 for group in shape.layer_groups)
@@ -311,13 +342,13 @@ def lengths_of(context):
 
     Parameters
     ----------
-    context : int, str, tuple or ndarray of int
+    context : int, str, path, tuple or ndarray of int
         One length; an array, one length a sequence; a pair (mean, 99th percentile), which stands
         for 1,000 equally likely quantiles of the log-normal distribution with these two; or text:
         ``'8192'``, ``'1366/4000'`` (such a pair), ``'azure-conversations'`` or
         ``'azure-code'`` (the requests of the Azure 2023 traces), or the path of a CSV file whose
-        column ``num_tokens`` holds the lengths, or ``ContextTokens`` and ``GeneratedTokens`` their
-        two parts.
+        column ``num_tokens`` holds the lengths, or, where it has none, ``ContextTokens`` and
+        ``GeneratedTokens`` their two parts.
 
     Returns
     -------
@@ -350,12 +381,17 @@ def lengths_of(context):
     >>> round(float((num_tokens * counts).sum() / counts.sum()))
     999
     """
-    if isinstance(context, str):
+    if isinstance(context, str | os.PathLike):
+        context = os.fspath(context)
         if context in REQUEST_LENGTHS:
             context = load_request_lengths(context)
         else:
-            context = _read_csv(context) if context.endswith(".csv") else _read_numbers(context)
+            is_file = context.lower().endswith(".csv")
+            context = _read_csv(context) if is_file else _read_numbers(context)
     if isinstance(context, tuple):
+        if len(context) != 2:
+            rule = "a tuple is mean and 99th percentile"
+            raise ValueError(f"context={context}; {rule}. Pass np.array([...]) for lengths.")
         context = _log_normal(*context)
     lengths = np.atleast_1d(whole_or_array("context", context, low=1))
     if not lengths.size:
@@ -380,9 +416,14 @@ def _read_csv(path):
     lengths = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            for row in csv.DictReader(file):
-                lengths.append(sum(int(row[name]) for name in _LENGTH_COLUMNS if name in row))
-    except (OSError, ValueError, TypeError, csv.Error) as problem:
+            rows = csv.DictReader(file)
+            given = rows.fieldnames or []
+            columns = next((names for names in _LENGTH_COLUMNS if set(names) <= set(given)), None)
+            if columns is None:
+                raise ValueError(f"no lengths among the columns {given}")
+            for row in rows:
+                lengths.append(np.int64(sum(int(row[name]) for name in columns)))
+    except (OSError, ValueError, TypeError, OverflowError, csv.Error) as problem:
         raise ValueError(
             f"context={path!r}; {problem} after {len(lengths)} lengths. Name the column "
             "num_tokens, or ContextTokens and GeneratedTokens, and fill it with whole numbers."
@@ -401,15 +442,29 @@ def _log_normal(mean, p99):
     return np.maximum(1, lengths).astype(np.int64)
 
 
+def _size(name, value, low=0):
+    """Read bytes, or a size as people write it."""
+    if isinstance(value, str) and value.strip() != "0":
+        if value.rstrip().endswith("/s"):
+            raise ValueError(f"{name}={value!r}; it is a bandwidth. Write a size, '24 GiB'.")
+        try:
+            value = parse_bytes(value)
+        except ValueError as problem:
+            raise ValueError(str(problem).replace("text=", f"{name}=", 1)) from None
+    return whole(name, 0 if isinstance(value, str) else value, low=low)
+
+
 def _gpu_bytes(gpu):
+    if isinstance(gpu, Device):
+        return gpu.memory_bytes
     if isinstance(gpu, str) and not gpu[:1].isdigit():
         return load_devices()[one_of("gpu", gpu, load_devices())].memory_bytes
-    return whole("gpu", parse_bytes(gpu) if isinstance(gpu, str) else gpu, low=1)
+    return _size("gpu", gpu, low=1)
 
 
 def _weight_bytes(shape, weights):
-    if weights is not None and not isinstance(weights, str):
-        return whole("weights", weights, low=0)
+    if weights is not None and (not isinstance(weights, str) or weights[:1].isdigit()):
+        return _size("weights", weights)
     if shape != load_models().get(shape.name):
         raise ValueError(
             f"weights={weights!r}; {shape.name!r} is no preset, so it is not known how many "

@@ -24,7 +24,7 @@ Three things to know before choosing:
   scale 1/255 and zero point -2678. Cast to int8 it wraps to -118, every code is clipped to 127,
   and the whole channel is read back as 0.96. Here it stays wide.
 - A constant group has no range to divide by. Its asymmetric scale is its absolute value, and one
-  code gives it back exactly. A symmetric group needs no exception.
+  code gives it back as exactly as the scale's dtype holds it. A symmetric group needs no exception.
 
 `_definition` states the rules for one group. What runs is `_quantize_rows`: the same arithmetic for
 many groups at once, in chunks that stay in a CPU core's cache and in buffers that every chunk uses
@@ -124,9 +124,10 @@ class QuantizedTensor:
 
     def __post_init__(self):
         """Check the scheme, then tile [batch, tokens, channels] with its groups."""
-        ndim, half = len(self.shape), 2 ** (whole("bits", self.bits, low=2, high=8) - 1)
-        if self.bits not in (8, 4, 2):
-            raise ValueError(f"bits={self.bits}; a code takes 8, 4 or 2 bits. Use one of them.")
+        ndim, bits = len(self.shape), whole("bits", self.bits, low=2, high=8)
+        half = 2 ** (bits - 1)
+        if bits not in (8, 4, 2):
+            raise ValueError(f"bits={bits}; a code takes 8, 4 or 2 bits. Use one of them.")
         tensor = one_of("granularity", self.granularity, ("channel", "token", "tensor")) == "tensor"
         if self.group_size is not None and tensor:
             raise ValueError(f"group_size={self.group_size}; a tensor is one group. Leave it out.")
@@ -141,10 +142,12 @@ class QuantizedTensor:
         pooled = token_axis is None or self.granularity == "token"
         last = [axis] if pooled else [token_axis, axis]
         order = [i for i in range(ndim) if i not in last] + last
-        vars(self).update(axis=axis, token_axis=token_axis, _order=order, _kept=len(last))
+        vars(self).update(bits=bits, axis=axis, token_axis=token_axis)
+        vars(self).update(_order=order, _kept=len(last))
         batch, *flat = self._merged(self.shape)
         run = max(1, *flat) if self.group_size is None else self.group_size
         run = whole("group_size", run, low=1)
+        vars(self).update(group_size=None if self.group_size is None else run)
         alone = {"channel": 1, "token": 0}.get(self.granularity)  # axis whose entries share nothing
         tile = [1 if i == alone else max(1, min(run, count)) for i, count in enumerate(flat)]
         lowest = {None: 1 - half, "point": -half, "minimum": 0}[self.zero]
@@ -155,7 +158,7 @@ class QuantizedTensor:
             _lowest=lowest,
             _levels=2 * half - 1 if self.zero else half - 1,  # steps of a group's scale
             _highest=2 * half - 1 if self.zero == "minimum" else half - 1,
-            _offset=np.uint8(half if lowest and self.bits < 8 else 0),  # makes packed codes >= 0
+            _offset=np.uint8(half if lowest and bits < 8 else 0),  # makes packed codes >= 0
             _codes=np.dtype(np.int8 if lowest else np.uint8),
             # With an offset float32 quotients would break the bound that `quantize` states.
             _work=np.dtype(np.float64 if self.zero or self.dtype == np.float64 else np.float32),
@@ -274,8 +277,10 @@ def _fit(xp, low, high, qt):
     eps, tiny, smallest_normal, largest = _limits(dtype)
     if qt.zero == "minimum":
         # Rounded down, never up, so that no value lies below the first code.
-        nearest, lower = (a.astype(dtype) for a in (low, low - abs(low) * eps - tiny))
-        base = xp.where(nearest > low, lower, nearest)
+        nearest = low.astype(dtype).astype(qt._work)
+        half_ulp = 0.51 * xp.maximum(xp.minimum(abs(nearest), largest) * eps, tiny)
+        lower = nearest - half_ulp  # rounds to the next one below
+        base = xp.where(nearest > low, lower, nearest).astype(dtype)
     exact = (high - base) / qt._levels
     if qt.zero:
         exact = xp.where(low == high, abs(high), exact)
@@ -609,9 +614,10 @@ def quantize(
 
     .. math:: |x - x̂| \\le scale / 2 + ulp(\\max|x|)
 
-    for every finite value of a group, with the scale as stored. A scale is the nearest number of
-    its dtype, or the next one up where nearest would leave the largest value beyond the last code.
-    A stored minimum is rounded down, so that no value lies below the first code. Symmetric
+    for every value of a group that float32 holds, with the scale as stored. A scale is the nearest
+    number of its dtype, or one of the next two up where nearest would leave the largest value
+    beyond the last code. A stored minimum is the next number of its dtype at or below the lowest
+    value. Symmetric
     quotients are float32 (float64 for a float64 tensor): a tie misjudged by the division costs half
     an ulp at most, the product that reads back another half. Quotients with an offset are float64,
     and reading back rounds once. So a float16 scale adds no term of its own; a float16 output of
@@ -645,8 +651,8 @@ def quantize(
         dtype=tensor.dtype,
         scale_dtype=np.dtype(one_of("scale_dtype", named, ("float32", "float16"))),
     )
-    packed = xp.empty((*qt._flat[:2], _ceil(qt._flat[2] * bits, 8)), np.uint8)
-    codes = qt._restore(packed.view(qt._codes) if bits == 8 else packed)
+    packed = xp.empty((*qt._flat[:2], _ceil(qt._flat[2] * qt.bits, 8)), np.uint8)
+    codes = qt._restore(packed.view(qt._codes) if qt.bits == 8 else packed)
     _check_out(out, codes.shape, (codes.dtype,))
     kept = {None: None, "point": np.int64, "minimum": qt.scale_dtype}[qt.zero]
     scale, zero_point = xp.zeros(qt._grid, qt.scale_dtype), kept and xp.zeros(qt._grid, kept)

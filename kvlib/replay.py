@@ -116,7 +116,8 @@ def recorded_hits(name, capacity_blocks, policy="lru", *, engine_order=False):
     grid = {"capacity_blocks": recorded["capacity_blocks"]} | recorded[order][policy]
     curve = recorded.get(_FINE_CURVES.get((policy, bool(engine_order))), grid)
     first = curve["capacity_blocks"][0]
-    whole("capacity_blocks", capacity_blocks, low=first, hint=f"Recorded from {first} on.")
+    hint = f"Recorded from {first} on."
+    capacity_blocks = whole("capacity_blocks", capacity_blocks, low=first, hint=hint)
     at = bisect.bisect_right(curve["capacity_blocks"], capacity_blocks) - 1
     return curve["resident_hits"][at]
 
@@ -184,6 +185,7 @@ def lru_hit_curve(trace):
     >>> lru_hit_curve(PrefixTrace([[1, 2, 3], [1, 2, 4], [1, 2, 3]])).tolist()
     [0, 0, 0, 4, 5]
     """
+    _require_trace(trace)
     distances = trace._distances
     num_unique = int(np.count_nonzero(distances < 0))
     return np.append(0, np.cumsum(np.bincount(distances[distances >= 0], minlength=num_unique)))
@@ -550,7 +552,8 @@ def replay(
     >>> [replay(trace, 2, policy).resident_hits for policy in ("lru", "fifo", "belady")]
     [2, 1, 2]
     """
-    capacity_blocks = whole("capacity_blocks", capacity_blocks, low=1)
+    _require_trace(trace)
+    capacity_blocks = whole("capacity_blocks", capacity_blocks, low=1, high=2**62)
     one_of("policy", policy, POLICIES)
     weights = {} if tenant_weights is None else tenant_weights
     quotas = fair_quotas(weights, capacity_blocks, trace.tenant_names)
@@ -590,6 +593,12 @@ def replay(
         unfairness=unfairness(usage, quotas, capacity_blocks),
         jain_index=jain_index(usage, weights),
     )
+
+
+def _require_trace(trace):
+    if not isinstance(trace, PrefixTrace):
+        kind = type(trace).__name__
+        raise TypeError(f"trace={kind}; it must be a PrefixTrace. Use load_trace, or build one.")
 
 
 def _serve_lru(trace, capacity, report):

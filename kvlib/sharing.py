@@ -1,5 +1,7 @@
 """What branches save when they keep one copy of their common prefix."""
 
+import math
+
 import numpy as np
 
 from kvlib._validate import whole_or_array
@@ -45,7 +47,8 @@ def no_share_bytes(num_branches, prefix_tokens, bytes_per_token):
     524288000
     """
     num_branches = whole_or_array("num_branches", num_branches, low=1)
-    return num_branches * shared_bytes(num_branches, prefix_tokens, bytes_per_token)
+    shared = shared_bytes(num_branches, prefix_tokens, bytes_per_token)
+    return _product("num_branches * shared_bytes", num_branches, shared)
 
 
 def shared_bytes(num_branches, prefix_tokens, bytes_per_token):
@@ -88,7 +91,8 @@ def shared_bytes(num_branches, prefix_tokens, bytes_per_token):
     """
     whole_or_array("num_branches", num_branches, low=1)
     prefix_tokens = whole_or_array("prefix_tokens", prefix_tokens, low=0)
-    return prefix_tokens * whole_or_array("bytes_per_token", bytes_per_token, low=0)
+    bytes_per_token = whole_or_array("bytes_per_token", bytes_per_token, low=0)
+    return _product("prefix_tokens * bytes_per_token", prefix_tokens, bytes_per_token)
 
 
 def prefix_saving_bytes(num_branches, prefix_tokens, bytes_per_token):
@@ -188,7 +192,8 @@ def prefix_saving_blocks(num_branches, prefix_tokens, block_size, num_written=0)
     num_full_blocks = prefix_tokens // block_size
     # The last of the branches to write changes nothing, hence the comparison.
     tail_savings = (num_branches - 1 - num_written) * (num_written < num_branches)
-    return (num_branches - 1) * num_full_blocks + (num_blocks - num_full_blocks) * tail_savings
+    full_savings = _product("num_branches * blocks", num_branches - 1, num_full_blocks)
+    return full_savings + (num_blocks - num_full_blocks) * tail_savings
 
 
 def shareable_tokens(prefix_tokens, prompt_tokens, block_size):
@@ -240,3 +245,11 @@ def shareable_tokens(prefix_tokens, prompt_tokens, block_size):
     # A prefix as long as the prompt loses its last token, and so perhaps its last block.
     reusable = prefix_tokens - (prefix_tokens == prompt_tokens)
     return reusable // block_size * block_size
+
+
+def _product(name, *factors):
+    """Multiply ints or int64 arrays of no negative numbers; int64 must hold an array's products."""
+    largest = math.prod(int(np.max(factor, initial=0)) for factor in factors)
+    if largest >= 2**63 and any(isinstance(factor, np.ndarray) for factor in factors):
+        raise ValueError(f"{name}={largest}; an int64 array cannot hold it. Pass ints.")
+    return factors[0] * factors[1]

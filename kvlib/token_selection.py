@@ -344,7 +344,10 @@ class KeptAttention:
         Raises
         ------
         ValueError
-            If the mask does not fit, or a query keeps no key that draws attention.
+            If the mask does not fit, or a query keeps no key that draws attention: weights below
+            e**-80 of the largest count as 0.
+        TypeError
+            If the mask is not of booleans.
 
         Notes
         -----
@@ -353,6 +356,9 @@ class KeptAttention:
         with the weights w of the full softmax: dividing by their sum renormalises it.
         """
         heads, _, n, num_tokens = self._weights.shape
+        kept = self._xp.asarray(kept)
+        if kept.dtype != bool:
+            raise TypeError(f"kept={kept.dtype}; it must be booleans. Use .astype(bool).")
         if kept.ndim != 3 or kept.shape[0] not in (1, heads) or kept.shape[1:] != (n, num_tokens):
             rule = f"it must be ({heads} or 1, {n}, {num_tokens})"
             raise ValueError(f"kept.shape={kept.shape}; {rule}. Build it for these queries.")

@@ -505,3 +505,15 @@ def test_weights_are_copied():
     policy = FairPolicy(weights, 100)
     weights["a"] = 100
     assert policy.select_victim(fair_state(55, 45)) == "a1"
+
+
+def test_weights_of_any_size_give_the_same_objective():
+    for weight in (1e308, 5e-324, 1):
+        assert eviction.eviction_objective(0.5, 0.5, 0.5, weight, weight, weight) == 0.5
+    assert eviction.eviction_objective(0.5, 0.1, 0.1, 5e-324, 0, 0) == 0.5
+
+
+@pytest.mark.parametrize("quota", [-3, float("nan")])
+def test_a_quota_is_a_number_of_blocks(quota):
+    with pytest.raises(ValueError, match=r"quotas\['a'\]"):
+        eviction.unfairness({"a": 5}, {"a": quota}, 10)

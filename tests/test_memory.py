@@ -538,3 +538,21 @@ def test_scales_and_minima_of_a_sequence_are_counted_apart():
     assert scale_kv_bytes(shape, 10, "int4") == 0
     lengths = np.array([0, 3])
     assert scale_kv_bytes(shape, lengths, "q4_0").tolist() == [0, 48]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_numpy_integers_count_like_python_s(kind):
+    llama, block = load_models()["llama-3.1-8b"], kind(16)
+    for length in (5000, 2**47):
+        mine = sequence_kv_bytes(llama, length, block_size=block)
+        assert mine == sequence_kv_bytes(llama, length, block_size=16)
+        assert type(mine) is int
+    for function, *rest in (
+        (max_sequences, 20 * 2**30, llama, 40_000),
+        (max_cached_tokens, 10**10, llama),
+    ):
+        assert function(*rest, block_size=block) == function(*rest, block_size=16)
+    three = [np.uint32(3 * 2**30)] * 2
+    assert kv_budget_bytes(80 * 2**30, *three) == 74 * 2**30
+    with pytest.raises(ValueError, match="bytes more are taken"):
+        kv_budget_bytes(2 * 10**9, *[np.int32(2**31 - 1)] * 2)

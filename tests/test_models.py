@@ -619,3 +619,39 @@ def test_weights_in_another_width():
     assert released_weight_bytes("qwen3-0.6b", Fraction(17, 4)) == 316_651_520
     with pytest.raises(ValueError, match="weight_bits=0; it must be above 0"):
         released_weight_bytes("qwen3-0.6b", 0)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"full_attn_idxs": [2, 5, 8]},
+        {"attn_layer_indices": [9, 18]},
+        {"block_types": ["recurrent", "attention"], "attention_window_size": 2048},
+        {"hybrid_layer_ids": [3]},
+        {"block_configs": [{}]},
+    ],
+)
+def test_a_mix_of_layers_that_is_not_read_is_refused(entry):
+    with pytest.raises(ValueError, match=f"config has {next(iter(entry))}=.*not read"):
+        ModelShape.from_hf_config(PLAIN | entry)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3_moe"])
+def test_qwen_s_window_is_off_unless_switched_on(model_type):
+    config = PLAIN | {"model_type": model_type, "sliding_window": 32}
+    assert groups_of(config) == groups_of(PLAIN)
+    used = config | {"use_sliding_window": True, "max_window_layers": 4}
+    assert groups_of(used) == {full(4), window(8, 32)}
+    assert groups_of(PLAIN | {"sliding_window": 32}) == {window(12, 32)}
+
+
+@pytest.mark.parametrize("bits", [np.int8(4), np.int32(4), np.int64(4), np.float32(4), 4])
+def test_weight_bits_of_any_kind_of_number(bits):
+    found = released_weight_bytes("llama-3.1-405b", bits)
+    assert found == released_weight_bytes("llama-3.1-405b", Fraction(4))
+    assert type(found) is int
+
+
+def test_a_device_keeps_python_integers():
+    device = Device(name="x", memory_bytes=np.int32(7), bandwidth_bytes_per_second=np.int64(9))
+    assert type(device.memory_bytes) is type(device.bandwidth_bytes_per_second) is int

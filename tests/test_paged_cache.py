@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import pickle
 import random
 from fractions import Fraction
 
@@ -1212,3 +1213,18 @@ class ManagerAgainstOracle(RuleBasedStateMachine):
 
 TestManagerAgainstOracle = ManagerAgainstOracle.TestCase
 TestManagerAgainstOracle.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_out_of_blocks_reaches_another_process():
+    problem = pickle.loads(pickle.dumps(OutOfBlocks(needed=5, free=2, reclaimable=1)))
+    assert (problem.needed, problem.free, problem.reclaimable) == (5, 2, 1)
+    assert "needed=5 blocks" in str(problem)
+
+
+def test_a_name_is_not_empty():
+    manager = PagedKVCacheManager(4, 16)
+    with pytest.raises(ValueError, match="seq_id=''; it must not be empty"):
+        manager.allocate_for_sequence("", 1)
+    with pytest.raises(ValueError, match="seq_id=''; it must not be empty"):
+        manager.fork(manager.allocate_for_sequence("a", 1), "")
+    assert manager.allocator.num_free == 3

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import re
 import subprocess
 import sys
 from fractions import Fraction
@@ -15,7 +16,14 @@ from kvlib import __main__ as terminal
 from kvlib import memory, sharing
 from kvlib._data import read_json
 from kvlib.eviction import overflow_blocks
-from kvlib.models import LayerGroup, ModelShape, find_model, load_models, released_weight_bytes
+from kvlib.models import (
+    LayerGroup,
+    ModelShape,
+    find_model,
+    load_devices,
+    load_models,
+    released_weight_bytes,
+)
 from kvlib.paged_cache import OutOfBlocks, PagedKVCacheManager
 from kvlib.plan import lengths_of, plan
 from kvlib.units import GiB, format_bytes
@@ -331,6 +339,9 @@ def test_lengths_from_a_file(tmp_path):
     azure, own = tmp_path / "azure.csv", tmp_path / "own.csv"
     azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,30,2\n2023-11-17,64,0\n")
     own.write_text("\ufeffid,num_tokens\r\n9,64\r\n8,32\r\n", encoding="utf-8")
+    both = tmp_path / "both.CSV"
+    both.write_text("ContextTokens,GeneratedTokens,num_tokens\n30,2,32\n64,0,64\n")
+    assert [part.tolist() for part in lengths_of(both)] == [[32, 64], [1, 1]]
     for path in (azure, own):
         assert [part.tolist() for part in lengths_of(str(path))] == [[32, 64], [1, 1]]
 
@@ -339,7 +350,9 @@ def test_a_bad_file_is_refused_with_the_place(tmp_path):
     path = tmp_path / "own.csv"
     for content, said in (
         ("num_tokens\n5\n6.5\n", "'6.5' after 1 lengths"),
-        ("tokens\n5\n", r"context.min\(\)=0"),
+        ("tokens\n5\n", r"no lengths among the columns \['tokens'\] after 0 lengths. Name the"),
+        ("ContextTokens,output\n5,6\n", "no lengths among the columns"),
+        ("num_tokens\n99999999999999999999\n", "after 0 lengths. Name the column"),
         ("num_tokens\n", "there is no length"),
         ("a,num_tokens\n1\n", "after 0 lengths. Name the column"),
     ):
@@ -435,6 +448,52 @@ def test_every_option_reaches_the_plan(capsys):
     assert (status, out.out) == (0, f"{wanted!r}\n")
 
 
+def test_a_config_file_without_head_dim(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    fields = {"num_hidden_layers": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+    path.write_text(json.dumps(fields | {"num_attention_heads": 28, "model_type": "qwen2"}))
+    needed = ("--model", str(path), "--gpu", "24 GiB", "--context", "4096", "--weights", "8 GiB")
+    status, out = run(capsys, needed=needed)
+    assert status == 2
+    assert "pass head_dim=128" in out.err
+    status, out = run(capsys, "--head-dim", "128", "--reserve-bytes", "0", needed=needed)
+    shape = ModelShape(num_layers=28, num_kv_heads=4, head_dim=128, num_heads=28, name="qwen2")
+    assert (status, out.out) == (0, f"{plan(shape, '24 GiB', 4096, weights='8 GiB')!r}\n")
+
+
+def test_a_share_of_the_prefix_is_the_decimal_that_was_written():
+    # 0.29 * 1,600 is 464 tokens, 29 blocks of 16; in binary it is a little less.
+    exact, shared = (plan(**(BASE | {"context": 1600}), prefix_tokens=p, concurrency=999)
+                     for p in (464, 0.29))  # fmt: skip
+    assert shared.overflow_blocks == exact.overflow_blocks
+    with pytest.raises(ValueError, match=r"prefix_tokens=1\.5; it must be at most 1"):
+        plan(**BASE, prefix_tokens=1.5)
+
+
+def test_a_device_and_sizes_in_words():
+    device = load_devices()[BASE["gpu"]]
+    wanted = plan(**BASE, reserve_bytes=2 * GiB, weights=9 * GiB)
+    given = plan(**(BASE | {"gpu": device}), reserve_bytes="2 GiB", weights="9 GiB")
+    assert repr(given) == repr(wanted)
+
+
+@pytest.mark.parametrize(
+    ("changes", "notes"),
+    [
+        ({"model": "llama-3.1-70b", "num_gpus": 8}, []),
+        ({"model": "llama-3.1-70b", "num_gpus": 16}, ["8 KV heads on 16 GPUs of a group: .* 2 "]),
+        ({"model": "deepseek-v3", "num_gpus": 8}, ["1 KV head on 8 GPUs of a group: .* 8 times"]),
+        ({"dtype": ("int4", "q4_0")}, ["int4 counts no scales; int4/g64 does"]),
+    ],
+)
+def test_what_costs_memory_unasked_is_noted(changes, notes):
+    found = plan(**(BASE | changes))
+    assert len(found.hints) == len(notes)
+    for hint, note in zip(found.hints, notes, strict=True):
+        assert re.search(note, hint)
+        assert hint in repr(found)
+
+
 def test_a_config_file_and_a_share(capsys, tmp_path):
     path = tmp_path / "config.json"
     fields = {"num_hidden_layers": 48, "num_key_value_heads": 8, "head_dim": 128}
@@ -455,6 +514,9 @@ def test_a_config_file_and_a_share(capsys, tmp_path):
         (["--model", "nowhere.json"], "No such file"),
         (["--weights", "15G"], "weights='15G'"),
         (["--tenant-weights", "chat"], "tenant_weights='chat'"),
+        (["--tenant-weights", "a:3,b:1"], "Write chat=3,batch=1"),
+        (["--tenant-weights", "chat=1, chat=5"], "must name each tenant once"),
+        (["--gpu", "2 GiB/s"], "gpu='2 GiB/s'; it is a bandwidth"),
         (["--num-gpus", "3"], "tensor_parallel=3"),
     ],
 )

@@ -839,3 +839,26 @@ def test_the_sample_is_checked_and_complete(monkeypatch):
     monkeypatch.setattr(_data, "_checksums", lambda: {"smollm2_kv.npz": "0" * 64})
     with pytest.raises(ValueError, match=r"smollm2_kv\.npz has sha256 .* restore it"):
         load_kv_sample()
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_numpy_integers_name_bits_and_groups_too(kind):
+    values = np.random.default_rng(8).normal(size=(5, 12)).astype(f32)
+    for bits in (8, 4, 2):
+        for scheme in ({}, {"symmetric": False}, {"symmetric": False, "zero": "minimum"}):
+            mine = quantize(values, bits=kind(bits), group_size=kind(4), **scheme)
+            same = quantize(values, bits=bits, group_size=4, **scheme)
+            assert (mine.data == same.data).all()
+            assert type(mine.bits) is type(mine.group_size) is int
+
+
+@given(st.floats(-60000, 60000, width=32), st.floats(0.125, 1, width=32))
+def test_a_stored_minimum_is_the_next_float16_at_or_below(low, width):
+    values = np.array([[low, np.float32(low) + np.float32(width)]], f32)
+    qt = quantize(
+        values, granularity="token", symmetric=False, zero="minimum", scale_dtype="float16"
+    )
+    stored = qt.zero_point[0, 0]
+    assert stored.dtype == f16
+    assert stored <= values.min()
+    assert np.nextafter(stored, f16(np.inf), dtype=f16) > values.min()

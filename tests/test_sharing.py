@@ -143,3 +143,13 @@ BAD_CALLS = [
 def test_bad_input(function, arguments, error, message):
     with pytest.raises(error, match=message):
         function(*arguments)
+
+
+def test_products_that_int64_cannot_hold_are_refused():
+    many = np.array([2**31])
+    for function in (no_share_bytes, prefix_saving_bytes):
+        with pytest.raises(ValueError, match="an int64 array cannot hold it"):
+            function(many, many, 2)
+        assert function(2**31, 2**31, 2) >= 2**63 - 2**32
+    with pytest.raises(ValueError, match="an int64 array cannot hold it"):
+        prefix_saving_blocks(many * 2**10, many * 2**10, 1)

@@ -373,3 +373,12 @@ def test_inputs_stay_as_they_were():
     KeptAttention(q, k, v).error(keep_highest(accumulated_attention(q, k), 5, 4, 2))
     for array, was in zip((q, k, v), before, strict=True):
         assert (array == was).all()
+
+
+def test_a_mask_is_of_booleans():
+    q, k, v = np.zeros((1, 1, 1)), np.zeros((1, 2, 1)), np.array([[[1.0], [3.0]]])
+    attention = KeptAttention(q, k, v)
+    assert attention.error([[[True, True]]]) == 0
+    for mask in (np.array([[[2, 1]]]), np.array([[[np.nan, 1.0]]])):
+        with pytest.raises(TypeError, match=r"kept=.*; it must be booleans"):
+            attention.error(mask)

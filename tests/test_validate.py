@@ -1,7 +1,9 @@
 """Bad input: every message says name=value, the rule and the next step, and nothing changes."""
 
+import ast
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ from kvlib.memory import (
     sequence_kv_bytes,
 )
 from kvlib.models import LayerGroup, ModelShape, find_model
+
+SOURCES = Path(__file__).parent.parent / "kvlib"
 
 LLAMA = ModelShape(num_layers=32, num_kv_heads=8, head_dim=128)
 GOOD = {"num_layers": 2, "num_kv_heads": 4, "head_dim": 64}
@@ -438,3 +442,17 @@ def test_one_of_gives_the_word_or_the_nearest():
         "policy='zzz'",
         "Use one of lru, lfu.",
     )
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.glob("*.py")), ids=lambda path: path.stem)
+def test_a_checked_integer_takes_the_argument_s_place(path):
+    """`whole` returns a Python int: whoever drops it goes on with a NumPy integer that may wrap."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    dropped = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and getattr(node.value.func, "id", "") == "whole"
+    ]
+    assert not dropped
