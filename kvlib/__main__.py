@@ -1,4 +1,4 @@
-"""The planner in a terminal: what fits, what overflows and what eviction costs, as one table."""
+"""In a terminal: a plan of what fits and what eviction costs, or the replay of a trace."""
 
 import argparse
 import inspect
@@ -9,8 +9,9 @@ from pathlib import Path
 from kvlib import __version__
 from kvlib.models import ModelShape, load_devices
 from kvlib.plan import plan
+from kvlib.replay import POLICIES, load_trace, replay, table
 
-# The options are plan's own arguments, so that one name serves for both.
+# The options are plan's and replay's own arguments, so that one name serves for both.
 _OPTIONS = {
     "model": (str, "a preset, such as llama-3.1-8b, or a path to config.json"),
     "gpu": (str, f"{', '.join(load_devices())}; or its memory, '24 GiB'"),
@@ -31,6 +32,11 @@ _OPTIONS = {
     "tenant_weights": (str, "for quotas of blocks: chat=3,batch=1"),
     "prefill_tokens_per_second": (float, "prefill throughput"),
     "turns_per_minute": (float, "how often each sequence comes back"),
+    "trace": (str, "JSON lines, one a request: timestamp, input_length, hash_ids, tenant"),
+    "capacity_blocks": (int, "blocks that the cache holds"),
+    "policy": (str, f"one or several of {','.join(POLICIES)}; by default all"),
+    "engine_order": (bool, "count hits when a request arrives, and let its tail leave first"),
+    "attention_tokens": (int, "context at which a token costs twice as much as the first"),
 }
 
 
@@ -42,23 +48,54 @@ class _Parser(argparse.ArgumentParser):
 def _parser():
     parser = _Parser(prog="python -m kvlib", description=__doc__)
     parser.add_argument("--version", action="version", version=f"kvlib {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="plan")
-    command = commands.add_parser(
-        "plan",
-        argument_default=argparse.SUPPRESS,  # plan knows its defaults
-        description=__doc__,
-        epilog="example: python -m kvlib plan --model qwen3-32b --gpu 'H100 80GB' --context 8192 "
-        "--num-gpus 2 --dtype q8_0,q4_0 --concurrency 200",
-    )
-    for name, parameter in inspect.signature(plan).parameters.items():
-        kind, words = _OPTIONS[name]
-        needed = parameter.default is inspect.Parameter.empty
-        default = "" if needed or parameter.default is None else f"; default: {parameter.default}"
-        flag = "--" + name.replace("_", "-")
-        command.add_argument(flag, type=kind, required=needed, help=words + default)
+    commands = parser.add_subparsers(required=True, metavar="{plan,replay}", dest="command")
+    planning = _command(
+        commands, plan, "what fits, what overflows and what eviction costs, as one table",
+        "--model qwen3-32b --gpu 'H100 80GB' --context 8192 --num-gpus 2 --dtype q8_0,q4_0 "
+        "--concurrency 200",
+    )  # fmt: skip
     words = "width of a head, for a config.json that does not state it"
-    command.add_argument("--head-dim", type=int, help=words)
+    planning.add_argument("--head-dim", type=int, help=words)
+    replaying = _command(
+        commands, replay, "what a cache of fixed capacity finds of a recorded trace, by policy",
+        "--trace mine.jsonl --block-size 16 --capacity-blocks 10000 --policy lru,fair",
+    )  # fmt: skip
+    replaying.add_argument("--block-size", type=int, help="tokens per block; default: 512")
     return parser
+
+
+def _command(commands, function, words, example):
+    name = function.__name__
+    command = commands.add_parser(
+        name,
+        argument_default=argparse.SUPPRESS,  # the function knows its defaults
+        help=words,
+        description=words,
+        epilog=f"example: python -m kvlib {name} {example}",
+    )
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in _OPTIONS:
+            continue
+        kind, words = _OPTIONS[name]
+        flag, default = "--" + name.replace("_", "-"), parameter.default
+        if kind is bool:
+            command.add_argument(flag, action="store_true", help=words)
+            continue
+        needed = default is inspect.Parameter.empty
+        if not needed and default is not None and name != "policy":
+            words += f"; default: {default:g}" if kind is float else f"; default: {default}"
+        command.add_argument(flag, type=kind, required=needed, help=words)
+    return command
+
+
+def _run(command, given):
+    """Return the text that a command prints."""
+    if command == "plan":
+        return str(plan(**given))
+    sizes = {"block_size": given.pop("block_size")} if "block_size" in given else {}
+    trace = load_trace(given.pop("trace"), **sizes)
+    policies = given.pop("policy", POLICIES)
+    return f"{trace}\n{table(replay(trace, **given, policy=policy) for policy in policies)}"
 
 
 def _read(name, text, head_dim):
@@ -67,7 +104,7 @@ def _read(name, text, head_dim):
         return ModelShape.from_hf_config(config, head_dim=head_dim)
     if name == "prefix_tokens":
         return float(text) if "." in text else int(text)
-    if name == "dtype" and "," in text:
+    if name == "policy" or (name == "dtype" and "," in text):
         return tuple(text.split(","))
     if name == "tenant_weights":
         pairs = [tuple(map(str.strip, part.split("="))) for part in text.split(",")]
@@ -106,15 +143,15 @@ def main(arguments=None):
     0
     """
     given, where = vars(_parser().parse_args(arguments)), ""
-    head_dim = given.pop("head_dim", None)
+    command, head_dim = given.pop("command"), given.pop("head_dim", None)
     try:
         for name, text in given.items():
             where = f"{name}={text!r}; "
             given[name] = _read(name, text, head_dim)
         where = ""
-        print(plan(**given))
+        print(_run(command, given))
     except (ValueError, TypeError, OSError) as problem:
-        print(f"python -m kvlib plan: {where}{problem}", file=sys.stderr)
+        print(f"python -m kvlib {command}: {where}{problem}", file=sys.stderr)
         return 2
     return 0
 

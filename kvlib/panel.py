@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import html
+import math
 import re
 import threading
 from contextlib import contextmanager
@@ -20,8 +21,8 @@ _IDLE_SECONDS = 0.25
 _PAINT_SECONDS = 0.06
 # JupyterLab answers widgets from more than one thread of the kernel; matplotlib bears only one.
 _ONE_AT_A_TIME = threading.RLock()
-# Four lines, so that the page does not jump; long calls break anywhere.
-_READABLE = "line-height:1.45;min-height:5.8em;overflow-wrap:anywhere"
+_READABLE = "line-height:1.45;overflow-wrap:anywhere"  # long calls break anywhere
+_LETTER, _CODE_LETTER = 6.6, 8.0  # widths in the page [pixels], rather more than less
 _FITTING = "display:block;max-width:100%;height:auto"
 _HIDDEN = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
 
@@ -70,6 +71,8 @@ class Slider(_Control):
         First value, also the one that Reset returns to.
     steps : sequence of int or float
         Values the thumb visits, ascending; the ends bound the box.
+    only_steps : bool
+        There is nothing between the steps: the box goes on to the next one.
 
     Raises
     ------
@@ -77,8 +80,8 @@ class Slider(_Control):
         If the steps do not ascend or `value` lies outside them.
     """
 
-    def __init__(self, label, value, steps):
-        self.steps = np.asarray(list(steps))
+    def __init__(self, label, value, steps, *, only_steps=False):
+        self.steps, self._only_steps = np.asarray(list(steps)), only_steps
         if self.steps.size < 2 or (np.diff(self.steps) <= 0).any():
             raise ValueError(f"steps={steps!r:.60}; they must ascend. Give at least two.")
         low, high = self.steps[[0, -1]].tolist()
@@ -108,8 +111,13 @@ class Slider(_Control):
                 self.value = self.steps[change.new].item()
 
     def _typed(self, change):
+        value = change.new
+        if self._only_steps and value not in self.steps:
+            is_ahead = self.steps > value if value > self.value else self.steps < value
+            nearest = np.abs(self.steps - value) + np.where(is_ahead, 0.0, np.inf)
+            value = self.steps[nearest.argmin()].item()
         with _ONE_AT_A_TIME:
-            self.value = change.new
+            self.value = value
 
     def show(self):
         """Bring thumb and box to the value."""
@@ -208,6 +216,8 @@ class Job(_Control):
         result = None
         try:
             result = self._work(values, self._progress)
+        except ValueError as problem:
+            self._problem.value = str(problem)
         except Exception as problem:  # it would end in the thread, unseen
             self._problem.value = f"{type(problem).__name__}: {problem}"
         was_cancelled, self._is_running = not self._is_running, False
@@ -277,6 +287,7 @@ class Panel(widgets.VBox):
         self.controls = controls | assumptions
         self._presets = presets or {}
         self._is_held, self._sharpening, self._saying = False, None, None
+        self._num_lines = 4  # room for the longest sentence so far: the page must not jump
         self._picks, self._is_veiled = [], guess is not None
         self._words = widgets.HTML()
         self._announced = widgets.HTML()
@@ -411,7 +422,9 @@ class Panel(widgets.VBox):
         with _ONE_AT_A_TIME:
             self._saying = None
             if not self._is_veiled:
-                self._words.value = f'<div style="{_READABLE}">{_as_html(self.sentence)}</div>'
+                self._num_lines = max(self._num_lines, _lines_of(self.sentence, self.picture.width))
+                room = f"{_READABLE};min-height:{1.45 * self._num_lines:.2f}em"
+                self._words.value = f'<div style="{room}">{_as_html(self.sentence)}</div>'
             for control in self.controls.values():
                 control.show()
 
@@ -493,6 +506,13 @@ def _source(value):
     if isinstance(value, ModelShape) and value == load_models().get(value.name):
         return f"models.find_model({value.name!r})"
     return re.sub(r"\b(ModelShape|LayerGroup)\b", r"models.\1", repr(value))
+
+
+def _lines_of(sentence, width):
+    """Estimate the lines that a sentence takes in the page."""
+    code = sum(map(len, re.findall(r"`([^`]+)`", sentence)))
+    pixels = (len(sentence) - code) * _LETTER + code * _CODE_LETTER
+    return math.ceil(pixels / width + 0.1)  # a line ends early where the next word is too long
 
 
 def _as_html(sentence):

@@ -487,6 +487,50 @@ class ReplayResult(HitFigures):
             for i, name in enumerate(trace.tenant_names)
         }
 
+    def __repr__(self):
+        return table([self])
+
+
+def table(results):
+    """Put replays beside each other, one line each [text].
+
+    Parameters
+    ----------
+    results : iterable of ReplayResult
+        What `replay` returned.
+
+    Returns
+    -------
+    str
+        Policy, capacity, the shares of blocks and tokens found, the 99th percentile of recompute
+        seconds per request and the share of the blocks held above quotas; then, where there are
+        several tenants, the share of its blocks that each finds.
+
+    Examples
+    --------
+    >>> trace = PrefixTrace([[1, 2], [1, 3], [1, 2]])
+    >>> print(table(replay(trace, 2, policy) for policy in ("lru", "fifo")))
+    policy  capacity [blocks]  blocks found  tokens found  recompute p99 [s]  above quota
+    lru                     2        33.3 %        33.3 %              0.063        0.0 %
+    fifo                    2        16.7 %        16.7 %              0.125        0.0 %
+    """
+    results = list(results)
+    tenants = dict.fromkeys(name for result in results for name in result.tenants)
+    tenants = tenants if len(tenants) > 1 else {}
+    head = ["policy", "capacity [blocks]", "blocks found", "tokens found", "recompute p99 [s]"]
+    rows = [[*head, "above quota", *(f"{name} finds" for name in tenants)]]
+    for result in results:
+        found = [result.block_hit_ratio, result.token_hit_ratio]
+        parts = [result.tenants[name].block_hit_ratio for name in tenants]
+        first, *others = (f"{share:.1%}".replace("%", " %") for share in (*found, *parts))
+        seconds, unfair = f"{result.recompute_seconds_p99:.3f}", f"{100 * result.unfairness:.1f} %"
+        rows.append([result.policy, f"{result.capacity_blocks:,}", first, others[0], seconds])
+        rows[-1] += [unfair, *others[1:]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    )
+
 
 def replay(
     trace,

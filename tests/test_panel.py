@@ -86,6 +86,29 @@ def test_the_box_takes_a_number_between_the_steps():
     assert panel.sentence.startswith("total 25")
 
 
+def test_where_nothing_lies_between_the_steps_the_box_goes_on_to_the_next():
+    slider = Slider("layer", 4, [4, 14, 26], only_steps=True)
+    for typed, expected in ((5, 14), (13, 4), (9, 14), (20, 26), (15, 14), (26, 26), (4, 4)):
+        slider.box.value = typed
+        assert slider.value == expected, typed
+        slider.show()
+        assert (slider.box.value, slider.steps[slider.thumb.value]) == (expected, expected)
+
+
+def test_the_sentence_s_room_grows_with_the_longest_and_never_shrinks():
+    """Else the picture below it would move up and down in a drag."""
+
+    def say(n):
+        return {"title": "", "sentence": "word " * n, "total": n}
+
+    panel, rooms = Panel(Strip(), say, n=Slider("n", 1, range(1, 101))), []
+    for n in (1, 10, 100, 10, 1):
+        panel.set(n=n)
+        rooms.append(float(re.search(r"min-height:([\d.]+)em", panel._words.value)[1]))
+    # 4 lines; 500 letters of 6.6 pixels, 300 pixels wide: 12 lines of 1.45 em.
+    assert rooms == [5.8, 5.8, 17.4, 17.4, 17.4]
+
+
 def test_reset_returns_every_control():
     panel = make_panel()
     first = panel.sentence
@@ -293,7 +316,7 @@ def test_a_second_press_cancels_a_job():
 
 
 def test_a_job_that_fails_says_why_and_can_run_again():
-    outcomes = iter([ValueError("no trace"), 7])
+    outcomes = iter([ValueError("no trace"), KeyError("x"), 7])
 
     def work(values, progress):
         outcome = next(outcomes)
@@ -304,7 +327,10 @@ def test_a_job_that_fails_says_why_and_can_run_again():
     panel = make_job_panel(work)
     job = panel.controls["job"]
     job._button.click()
-    wait_for(lambda: job._problem.value == "ValueError: no trace")
+    wait_for(lambda: job._problem.value == "no trace")
+    wait_for(lambda: job._button.description == "Work")
+    job._button.click()
+    wait_for(lambda: job._problem.value == "KeyError: 'x'")
     wait_for(lambda: job._button.description == "Work")
     job._button.click()
     wait_for(lambda: panel.sentence == "hello 1 7")

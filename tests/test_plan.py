@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlib import __main__ as terminal
-from kvlib import memory, sharing
+from kvlib import __version__, memory, sharing
 from kvlib._data import read_json
 from kvlib.eviction import overflow_blocks
 from kvlib.models import (
@@ -26,6 +26,7 @@ from kvlib.models import (
 )
 from kvlib.paged_cache import OutOfBlocks, PagedKVCacheManager
 from kvlib.plan import lengths_of, plan
+from kvlib.replay import load_trace, replay, table
 from kvlib.units import GiB, format_bytes
 
 # 2 * 2 layers * 2 heads * 4 elements * 2 bytes = 64 bytes a token, 1,024 a block of 16.
@@ -543,6 +544,33 @@ def test_help_names_every_option(capsys):
     said = " ".join(capsys.readouterr().out.split())
     for word in ("--prefill-tokens-per-second", "H100 80GB", "default: 0.9", "example:"):
         assert word in said
+
+
+def test_a_trace_is_replayed_in_the_terminal(capsys, tmp_path):
+    path, rows = tmp_path / "mine.jsonl", []
+    for k, (tenant, hashes) in enumerate((("a", "xy"), ("b", "z"), ("a", "xy"), ("b", "zw"))):
+        rows.append({"timestamp": k, "input_length": 16 * len(hashes), "hash_ids": list(hashes),
+                     "tenant": tenant})  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)))
+    words = ["--trace", str(path), "--block-size", "16", "--capacity-blocks", "3"]
+    assert terminal.main(["replay", *words, "--policy", "lru,fair", "--engine-order"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    trace = load_trace(path, block_size=16)
+    results = [replay(trace, 3, policy, engine_order=True) for policy in ("lru", "fair")]
+    assert said == [repr(trace), *table(results).splitlines()]
+    assert "a finds" in said[1]
+    assert said[2].split()[:2] == ["lru", "3"]
+    assert terminal.main(["replay", *words]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2 + 6
+    assert terminal.main(["replay", *words, "--policy", "mru"]) == 2
+    assert "python -m kvlib replay: policy='mru'; it is not a known name" in capsys.readouterr().err
+
+
+def test_the_version_is_the_package_s(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        terminal.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"kvlib {__version__}\n"
 
 
 def test_the_documented_call_of_the_terminal():

@@ -248,7 +248,8 @@ def bend_words(model, context, ranks, rows, dtype):
     copies = f" ({total * ranks / alone:.3g} times one rank's bytes in all)" if total * ranks > alone else ""
     parts = " + ".join(f"{units.format_bytes(num_bytes)} in {label}" for label, num_bytes in stored)
     call = panel.as_python(memory.sequence_kv_bytes, models.find_model(model), context, dtype, ranks)
-    instead = f", not {units.format_bytes(rows[-1][1])}" if stored != rows else ""
+    full = rows[-1][1]  # if every layer were full, where some are not
+    instead = f", not {units.format_bytes(full)}" if stored != rows and full > total else ""
     return {
         "title": f"{model}: {units.format_bytes(total)} at {context:,} tokens{instead}",
         "sentence": f"{model} at {context:,} tokens holds {parts} = {total:,} bytes"

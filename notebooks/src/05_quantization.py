@@ -97,8 +97,8 @@ panel.Panel(
     who_shares,
     guess=panel.Guess("Which of the two wants one scale per channel?", ("keys", "values", "keys and values", "neither")),
     group_size=panel.Slider("group size", 32, range(2, 65)),
-    bits=panel.Slider("bits", 4, [2, 4, 8]),
-    layer=panel.Slider("layer", 4, list(sample)),
+    bits=panel.Slider("bits", 4, [2, 4, 8], only_steps=True),
+    layer=panel.Slider("layer", 4, list(sample), only_steps=True),
 )
 
 # %% [markdown]
@@ -366,8 +366,8 @@ panel.Panel(
     choose,
     keys=panel.Choice("keys", "int4 per channel", schemes),
     values=panel.Choice("values", "int4 per token", schemes),
-    group_size=panel.Slider("group size", 32, group_sizes),
-    layer=panel.Slider("layer", 4, list(sample)),
+    group_size=panel.Slider("group size", 32, group_sizes, only_steps=True),
+    layer=panel.Slider("layer", 4, list(sample), only_steps=True),
 )
 
 # %% [markdown]

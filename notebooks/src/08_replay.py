@@ -566,7 +566,10 @@ panel.Panel(
 # %% jupyter={"source_hidden": true}
 # Where the traffic of the live panel comes from.
 def read_public(name):
-    return replay.load_trace(f"../data/traces/mooncake_{name}_trace.jsonl")
+    try:
+        return replay.load_trace(f"../data/traces/mooncake_{name}_trace.jsonl")
+    except FileNotFoundError:
+        raise ValueError("its file is not here: python data/fetch_traces.py brings it") from None
 
 
 sources = {

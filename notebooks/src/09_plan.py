@@ -58,6 +58,7 @@ def size_words(found, where, context, call):
     lost = f"the other {found.overflow_sequences:,} are evicted, and prefilling them again costs " \
         f"{found.recompute_seconds_per_minute:,.1f} s each minute" if found.overflow_sequences else "no fewer than the " \
         f"{found.concurrency:,} wanted"
+    lost = lost if found.num_sequences else "not even one: no policy helps"
     left = units.format_bytes(found.gpu_bytes - found.parts["weights"] - found.parts["reserve"])
     return title, f"{start}; in the {left} left, {many(found.num_sequences)} of {context:,} tokens fit, {lost}. `{call}`"
 
@@ -76,7 +77,7 @@ def size(context, model, gpu, num_gpus, concurrency, **others):
     rows = [(f"one {gpu}", found.gpu_bytes)] + [(bars[name], found.parts[name]) for name in bars]
     totals = [(f"{found.num_cached_tokens:,}", "tokens fit"), (f"{found.num_sequences:,}", f"conversations fit, {concurrency:,} wanted")]
     cost = found.recompute_seconds_per_minute
-    totals += [("-", "nothing runs")] if found.missing_bytes else [(f"{cost:,.1f} s", "prefill for evicted, each minute")]
+    totals += [("-", "nothing runs")] if not found.num_sequences else [(f"{cost:,.1f} s", "prefill for evicted, each minute")]
     return {"title": title, "sentence": sentence, "rows": rows, "totals": totals}
 
 
