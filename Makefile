@@ -30,7 +30,8 @@ $(READY): pyproject.toml
 	@$(BIN)/python -c 'import kvlib.figures, kvlib.panel, jupyterlab'
 	@touch $(READY)
 
-# The settings hide the light for a busy kernel: at every step of a drag it redraws the page twice.
+# The settings hide the light for a busy kernel, which at every step of a drag redraws the page twice,
+# and save the widgets' state, so that a saved chapter shows its pictures without a kernel.
 lab: $(READY)
 	$(BIN)/jupyter lab --LabApp.app_settings_dir=$(CURDIR)/notebooks/lab \
 	  --LabApp.default_url=/doc/tree/$(FIRST) $(LAB_FLAGS)

@@ -559,9 +559,10 @@ panel.Panel(
 #
 # Everything above was recorded. This panel replays all six policies now, on generated traffic or on the traces themselves. The
 # files are not part of this project; `python data/fetch_traces.py` brings them from their public repositories into `data/traces/`
-# and checks every byte. The hour of generated traffic takes about 10 s; the button cancels. A trace of your own in the same format (JSON lines
-# with `timestamp`, `input_length`, `output_length`, `hash_ids`) goes through the same calls:
-# `replay.replay(replay.load_trace("mine.jsonl"), 10_000)`.
+# and checks every byte. The hour of generated traffic takes about 10 s; the button cancels. A trace of your own (JSON lines with
+# `timestamp`, `input_length`, `hash_ids` and perhaps `tenant`) goes through the same calls, `replay.replay(replay.load_trace("mine.jsonl"), 10_000)`,
+# or through `python -m kvlib replay --trace mine.jsonl --capacity-blocks 10000` in a terminal. `replay.PrefixTrace.from_token_ids` makes one from the
+# token ids of prompts.
 
 # %% jupyter={"source_hidden": true}
 # Where the traffic of the live panel comes from.

@@ -57,6 +57,24 @@ def test_a_drag_that_overtakes_reset_leaves_thumb_and_box_together(browser, serv
         page.close()
 
 
+def test_a_saved_chapter_keeps_its_pictures_without_a_kernel(browser, tmp_path):
+    with lab.lab_server(tmp_path) as url:
+        page = browser.new_page(viewport={"width": 1024, "height": 900})
+        lab.open_chapter(page, url, "03_lifecycle")
+        panel = panels_of(page)[0]
+        panel.press(panel.root.get_by_role("slider").first)
+        sentence = panel.sentence
+        page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        lab.stop_kernels(page)
+        page.close()
+        page = browser.new_page(viewport={"width": 1024, "height": 900})
+        lab.open_chapter(page, url, "03_lifecycle", run=False)
+        page.locator(".kv-panel img.kv-picture").wait_for(timeout=30_000)
+        assert page.locator(".kv-sentence").inner_text() == sentence
+        assert page.get_by_text("Error displaying widget").count() == 0
+        page.close()
+
+
 _RESTART = """() => {
   const context = window.jupyterapp.shell.currentWidget.sessionContext;
   window.restarted = context.session.kernel.restart().then(() => context.ready);
