@@ -60,7 +60,8 @@ def size_words(found, where, context, call):
         f"{found.concurrency:,} wanted"
     lost = lost if found.num_sequences else "not even one: no policy helps"
     left = units.format_bytes(found.gpu_bytes - found.parts["weights"] - found.parts["reserve"])
-    return title, f"{start}; in the {left} left, {many(found.num_sequences)} of {context:,} tokens fit, {lost}. `{call}`"
+    hints = "".join(f"{hint}. " for hint in found.hints)
+    return title, f"{start}; in the {left} left, {many(found.num_sequences)} of {context:,} tokens fit, {lost}. {hints}`{call}`"
 
 
 # %% jupyter={"source_hidden": true}
@@ -69,8 +70,8 @@ bars = {"weights": "− weights (chapter 1)", "reserve": "− reserve (chapter 1
 bars |= {"scales": "− scales (chapter 5)", "unused": "− too little for one more", "cache": "= keys, values (chapter 1)"}
 
 
-def size(context, model, gpu, num_gpus, concurrency, **others):
-    given = settings(num_gpus=num_gpus, **others)
+def size(context, model, gpu, num_gpus, concurrency, group, **others):
+    given = settings(num_gpus=num_gpus, **others) | ({"tensor_parallel": group} if group < num_gpus else {})
     found = plan.plan(model, gpu, context, concurrency=concurrency, **given)
     call = panel.as_python(plan.plan, model, gpu, context, **given | {"concurrency": concurrency}) + ".num_sequences"
     title, sentence = size_words(found, f"{model} on {num_gpus} x {gpu}", context, call)
@@ -93,6 +94,7 @@ shared = [0, *(2**k for k in range(5, 15))]
 # Controls folded away under "Assumptions".
 assumptions = {
     "concurrency": panel.Slider("wanted", 64, conversations),
+    "group": panel.Slider("GPUs a group", 16, [1, 2, 4, 8, 16], only_steps=True),
     "weights": panel.Choice("weights", "as released", weight_dtypes),
     "reserve": panel.Slider("reserve [%]", 10, range(51)),
     "k_dtype": panel.Choice("key dtype", "bf16", dtypes),
@@ -111,12 +113,13 @@ panel.Panel(
     context=panel.Slider("context [tokens]", 8192, contexts),
     model=panel.Choice("model", "qwen3-32b", models.load_models()),
     gpu=panel.Choice("GPU", "H100 80GB", models.load_devices()),
-    num_gpus=panel.Slider("GPUs", 1, [1, 2, 4, 8, 16]),
+    num_gpus=panel.Slider("GPUs", 1, [1, 2, 4, 8, 16], only_steps=True),
 )
 
 # %% [markdown]
 # 39 is 79 GiB divided by 2 GiB. The weights take the GPU first. Move *GPUs* from 1 to 2: the weights are paid once, so the second
-# GPU brings 35 conversations where the first brought 5.
+# GPU brings 35 conversations where the first brought 5. From 8 to 16 GPUs nothing doubles: Qwen3-32B has 8 KV heads, and a group of 16 stores each
+# twice. Under *Assumptions* two groups of 8 have their own weights and their own heads.
 #
 # ## The formula
 #
@@ -229,7 +232,7 @@ def pull(model, gpu, context, **controls):
 # %% jupyter={"source_hidden": true}
 # Levers that need no compression, and what they are pulled on, folded away.
 other_levers = {
-    "num_gpus": panel.Slider("GPUs", 2, [1, 2, 4, 8, 16]),
+    "num_gpus": panel.Slider("GPUs", 2, [1, 2, 4, 8, 16], only_steps=True),
     "weights": panel.Choice("weights", "fp8", weight_dtypes),
     "reserve": panel.Slider("reserve [%]", 5, range(51)),
     "model": panel.Choice("model", "qwen3-32b", models.load_models()),
@@ -326,7 +329,7 @@ deployment = {
     "turns": panel.Slider("turns a minute", 1.0, [0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0]),
     "model": panel.Choice("model", "qwen3-32b", models.load_models()),
     "gpu": panel.Choice("GPU", "H100 80GB", models.load_devices()),
-    "num_gpus": panel.Slider("GPUs", 2, [1, 2, 4, 8, 16]),
+    "num_gpus": panel.Slider("GPUs", 2, [1, 2, 4, 8, 16], only_steps=True),
     "k_dtype": panel.Choice("key dtype", "q8_0", dtypes),
     "v_dtype": panel.Choice("value dtype", "q8_0", dtypes),
 }
