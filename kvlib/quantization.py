@@ -44,7 +44,7 @@ import numpy as np
 
 from kvlib import _data
 from kvlib._attention import attention_weights, output_norm
-from kvlib._validate import one_of, whole
+from kvlib._validate import one_of, real, whole
 from kvlib.backend import THREADS, array_module, launch
 
 _CHUNK_BYTES = 1024 * 1024  # small enough for the caches, large enough to hide a call's cost
@@ -52,6 +52,7 @@ _BUFFERED = np.getbufsize()  # elements: NumPy first copies shorter rows of a br
 _INT_OF_WIDTH = {t.itemsize: (t, np.iinfo(t).max) for t in map(np.dtype, ("i2", "i4", "i8"))}
 _FLOATS = (np.float16, np.float32, np.float64)
 _IN_CUDA = {np.dtype(np.float16): "u16", np.dtype(np.float32): "float"}  # names in kernels.cu
+_FP8 = {"e4m3": (3, -6, 448.0), "e5m2": (2, -14, 57344.0)}  # mantissa, lowest exponent, largest
 _UNIT = 8  # channels that a GPU thread moves at once
 
 
@@ -544,6 +545,15 @@ def _float_tensor(name, value):
     return array
 
 
+def _not_finite(xp, tensor):
+    """Return the error that names the first NaN or infinity, or None."""
+    for at in xp.argwhere(~xp.isfinite(tensor))[:1].tolist():
+        step = "Find out where it comes from, or use np.nan_to_num."
+        rule = f"tensor{at}={float(tensor[tuple(at)])}; every value must be finite"
+        return ValueError(f"{rule}. {step}")
+    return None
+
+
 def _check_out(out, shape, dtypes):
     """Refuse memory of another shape or dtype before anything is computed."""
     given = getattr(out, "dtype", None), getattr(out, "shape", None)
@@ -661,12 +671,8 @@ def quantize(
         if not _launch_quantize(values, packed, scale, qt):
             for arrays in qt._runs(values, packed, scale, zero_point):
                 _quantize_rows(xp, *arrays, qt)
-    except ValueError:  # an impossible scale: NaN and infinity are the likelier cause
-        for at in xp.argwhere(~xp.isfinite(tensor))[:1].tolist():
-            step = "Find out where it comes from, or use np.nan_to_num."
-            rule = f"tensor{at}={float(tensor[tuple(at)])}; every value must be finite"
-            raise ValueError(f"{rule}. {step}") from None
-        raise
+    except ValueError as problem:  # an impossible scale: NaN and infinity are the likelier cause
+        raise _not_finite(xp, tensor) or problem from None
     if qt.zero == "point" and not (abs(zero_point) >= 2**31).any():
         zero_point = zero_point.astype(np.int32)
     if out is not None:
@@ -815,6 +821,59 @@ def dequantize(qt, out=None):
         largest = 65504.0 if out.dtype == np.float16 else np.inf
         out[...] = value.clip(-largest, largest)
     return out
+
+
+def round_to_fp8(tensor, kind="e4m3", scale=1.0):
+    """Round a tensor to the numbers that an 8-bit float can hold [tensor's unit].
+
+    Parameters
+    ----------
+    tensor : array_like
+        Keys or values, float16, float32 or float64; NumPy or CuPy.
+    kind : {'e4m3', 'e5m2'}, optional
+        4 bits of exponent and 3 of mantissa, to 448; or 5 and 2, to 57,344.
+    scale : float, optional
+        One scale for the tensor: what is stored is tensor / scale. Engines that were given none
+        take 1.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        What is read back, float32, in the tensor's shape.
+
+    Raises
+    ------
+    TypeError
+        If the tensor is not of a float dtype named above, or the scale no number.
+    ValueError
+        If a value is NaN or infinite, the kind is unknown, or the scale is not above 0.
+
+    Notes
+    -----
+    To nearest, ties to even; what lies beyond the largest number becomes it, as engines saturate.
+    The steps grow with the value: half a step is at most a sixteenth of it (e4m3) or an eighth, but
+    below 2**-6 (e5m2: 2**-14) the steps stay as they are. A byte a value; the scale is not counted.
+
+    References
+    ----------
+    .. [1] Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433.
+
+    Examples
+    --------
+    >>> round_to_fp8(np.array([1.06, 1.07, 13.4, 500.0]))
+    array([  1.   ,   1.125,  13.   , 448.   ], dtype=float32)
+    """
+    tensor, scale = _float_tensor("tensor", tensor), real("scale", scale, above=0)
+    mantissa, lowest, largest = _FP8[one_of("kind", kind, _FP8)]
+    xp = array_module(tensor)
+    if problem := _not_finite(xp, tensor):
+        raise problem
+    with np.errstate(over="ignore"):
+        stored = tensor.astype(np.result_type(tensor, np.float32)) / scale
+    stored = xp.clip(stored, -largest, largest)
+    _, exponent = xp.frexp(stored)  # of a number in [0.5, 1)
+    step = xp.ldexp(xp.ones_like(stored), xp.maximum(exponent - 1, lowest) - mantissa)
+    return (xp.rint(stored / step) * step * scale).astype(np.float32)
 
 
 def quantization_error(original, qt):

@@ -1,6 +1,8 @@
 """Quantization: worked integers, an exact oracle, the error bound on hostile data, a real model."""
 
+import itertools
 import json
+import math
 import types
 from fractions import Fraction
 
@@ -862,3 +864,68 @@ def test_a_stored_minimum_is_the_next_float16_at_or_below(low, width):
     assert stored.dtype == f16
     assert stored <= values.min()
     assert np.nextafter(stored, f16(np.inf), dtype=f16) > values.min()
+
+
+# ---- 8-bit floats --------------------------------------------------------------------------------
+
+
+def fp8_numbers(exponent_bits, mantissa_bits, largest):
+    """Every number of the format with the last bit of its mantissa, from the bits' meaning."""
+    bias, numbers = 2 ** (exponent_bits - 1) - 1, {}
+    for exponent in range(2**exponent_bits):
+        for mantissa in range(2**mantissa_bits):
+            lead = 1 if exponent else 0
+            value = Fraction(2) ** (max(exponent, 1) - bias)
+            value *= lead + Fraction(mantissa, 2**mantissa_bits)
+            if value <= largest:
+                numbers[value] = mantissa % 2
+    return numbers
+
+
+FP8 = {"e4m3": fp8_numbers(4, 3, 448), "e5m2": fp8_numbers(5, 2, 57344)}
+
+
+def nearest_fp8(value, kind):
+    numbers, size = FP8[kind], abs(Fraction(float(value)))
+    best = min(numbers, key=lambda number: (abs(number - size), numbers[number]))
+    return math.copysign(float(best), value)
+
+
+def test_the_numbers_of_both_formats_by_hand():
+    # 448 = 1.75 * 2**8, smallest 2**-9; 57,344 = 1.75 * 2**15, smallest 2**-16.
+    assert [len(numbers) for numbers in FP8.values()] == [127, 124]
+    assert [min(set(numbers) - {0}) for numbers in FP8.values()] == [2**-9, 2**-16]
+    assert [max(numbers) for numbers in FP8.values()] == [448, 57344]
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
+@pytest.mark.parametrize("dtype", [f16, f32, f64])
+def test_every_number_its_neighbours_and_midpoints_round_to_nearest_even(kind, dtype):
+    numbers = sorted(map(float, FP8[kind]))
+    middle = [(a + b) / 2 for a, b in itertools.pairwise(numbers)]
+    points = np.array([*numbers, *middle, 2 * numbers[-1]]).clip(0, 65504)
+    points = np.concatenate([points, *(np.nextafter(points, end) for end in (0, 65504))])
+    points = np.unique(np.concatenate([points, -points]).astype(dtype))
+    expected = [nearest_fp8(point, kind) for point in points.tolist()]
+    assert quantization.round_to_fp8(points, kind).tolist() == expected
+
+
+@given(st.floats(-(2**20), 2**20, width=32), st.sampled_from(["e4m3", "e5m2"]))
+def test_fp8_of_any_number(value, kind):
+    rounded = quantization.round_to_fp8(np.array([value], f32), kind)
+    assert rounded.tolist() == [nearest_fp8(value, kind)]
+    assert (quantization.round_to_fp8(rounded, kind) == rounded).all()
+    by_four = quantization.round_to_fp8(np.array([value], f32), kind, scale=4)
+    assert by_four.tolist() == [4 * nearest_fp8(value / 4, kind)]
+
+
+def test_fp8_refuses_what_it_cannot_hold():
+    for value in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"tensor\[0, 1\]=.*; every value must be finite"):
+            quantization.round_to_fp8(np.array([[1.0, value]]))
+    with pytest.raises(ValueError, match="scale=0"):
+        quantization.round_to_fp8(np.ones(3), scale=0)
+    with pytest.raises(ValueError, match="kind='fp8'; it is not a known name"):
+        quantization.round_to_fp8(np.ones(3), "fp8")
+    assert quantization.round_to_fp8(np.full(2, 1e300), scale=1e-300).tolist() == [0, 0]
+    assert quantization.round_to_fp8(np.empty((0, 3))).shape == (0, 3)

@@ -123,6 +123,7 @@ Image(figures.contact_sheet(sheet), width=720, alt="The stored pictures of all p
 # | Any common prefix is shared. | [Chapter 4](04_sharing.ipynb), second panel, *shared tokens* at 240 and *block size* at 784: nothing is. |
 # | Writing to a shared prefix copies it. | [Chapter 4](04_sharing.ipynb), first panel, *have written*: one block, not the prefix. |
 # | q8 is a half and q4 a quarter. | [Chapter 5](05_quantization.ipynb), third panel, *group size*: the scales count. |
+# | Eight bits are eight bits. | [Chapter 5](05_quantization.ipynb), third panel, *keys* in fp8 and in int8 per token: one bit more, a seventh of the error. |
 # | The scheme with the smaller error is the better one. | [Chapter 5](05_quantization.ipynb), third panel, *values* per channel and per token: tensor error and attention error disagree. |
 # | A zero point fits into the codes' eight bits. | [Chapter 5](05_quantization.ipynb), the cell with a channel in [10, 11]: it wraps. |
 # | A quantized cache is also a faster one. | [Chapter 6](06_reading.ipynb), third panel, *stored as*: int8 in two steps is slower than fp16 gathered, and any gathered copy slower than fp16 read inside attention. |

@@ -45,6 +45,17 @@ def many(count, one="conversation"):
 
 
 # %% jupyter={"source_hidden": true}
+# What happens to those that do not fit, in words.
+def lost_words(found):
+    if not found.num_sequences:
+        return "not even one: no policy helps"
+    if not found.overflow_sequences:
+        return f"no fewer than the {found.concurrency:,} wanted"
+    return f"the other {found.overflow_sequences:,} are evicted, and prefilling them again costs " \
+        f"{found.recompute_seconds_per_minute:,.1f} s each minute"
+
+
+# %% jupyter={"source_hidden": true}
 # The first panel in words.
 def size_words(found, where, context, call):
     weights, reserve = (units.format_bytes(found.parts[name]) for name in ("weights", "reserve"))
@@ -55,13 +66,9 @@ def size_words(found, where, context, call):
             f"{many(0)} of {context:,} tokens fit. `{call}`"
     share = (found.parts["weights"] + found.parts["reserve"]) / found.gpu_bytes
     title = f"{many(found.num_sequences)} fit, {found.concurrency:,} wanted; weights and reserve take {share:.0%}".replace("%", " %")
-    lost = f"the other {found.overflow_sequences:,} are evicted, and prefilling them again costs " \
-        f"{found.recompute_seconds_per_minute:,.1f} s each minute" if found.overflow_sequences else "no fewer than the " \
-        f"{found.concurrency:,} wanted"
-    lost = lost if found.num_sequences else "not even one: no policy helps"
     left = units.format_bytes(found.gpu_bytes - found.parts["weights"] - found.parts["reserve"])
     hints = "".join(f"{hint}. " for hint in found.hints)
-    return title, f"{start}; in the {left} left, {many(found.num_sequences)} of {context:,} tokens fit, {lost}. {hints}`{call}`"
+    return title, f"{start}; in the {left} left, {many(found.num_sequences)} of {context:,} tokens fit, {lost_words(found)}. {hints}`{call}`"
 
 
 # %% jupyter={"source_hidden": true}
