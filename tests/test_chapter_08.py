@@ -159,7 +159,7 @@ def test_without_the_files_the_panel_says_how_to_get_them(chapter, tmp_path, mon
     live = chapter["panels"][4]
     live.set(traffic="merged, from both files")
     assert "Press Replay. The files come with python data/fetch_traces.py." in live.sentence
-    with pytest.raises(FileNotFoundError, match="mooncake_conversation_trace"):
+    with pytest.raises(ValueError, match=r"python data/fetch_traces\.py brings it"):
         chapter["replay_all"](live.values, lambda *_: True)
 
 

@@ -68,7 +68,8 @@ def size_words(found, where, context, call):
     title = f"{many(found.num_sequences)} fit, {found.concurrency:,} wanted; weights and reserve take {share:.0%}".replace("%", " %")
     left = units.format_bytes(found.gpu_bytes - found.parts["weights"] - found.parts["reserve"])
     hints = "".join(f"{hint}. " for hint in found.hints)
-    return title, f"{start}; in the {left} left, {many(found.num_sequences)} of {context:,} tokens fit, {lost_words(found)}. {hints}`{call}`"
+    return title, f"{start}; in the {left} left, {many(found.num_sequences)} of {context:,} tokens fit, " \
+        f"{lost_words(found)}. {hints}`{call}`"
 
 
 # %% jupyter={"source_hidden": true}
@@ -77,11 +78,12 @@ bars = {"weights": "− weights (chapter 1)", "reserve": "− reserve (chapter 1
 bars |= {"scales": "− scales (chapter 5)", "unused": "− too little for one more", "cache": "= keys, values (chapter 1)"}
 
 
-def size(context, model, gpu, num_gpus, concurrency, group, **others):
-    given = settings(num_gpus=num_gpus, **others) | ({"tensor_parallel": group} if group < num_gpus else {})
+def size(context, model, gpu, num_gpus, concurrency, groups, **others):
+    given = settings(num_gpus=groups * num_gpus, **others) | ({"tensor_parallel": num_gpus} if groups > 1 else {})
     found = plan.plan(model, gpu, context, concurrency=concurrency, **given)
     call = panel.as_python(plan.plan, model, gpu, context, **given | {"concurrency": concurrency}) + ".num_sequences"
-    title, sentence = size_words(found, f"{model} on {num_gpus} x {gpu}", context, call)
+    where = f"{model} on {num_gpus} x {gpu}" + (f", {groups} such groups" if groups > 1 else "")
+    title, sentence = size_words(found, where, context, call)
     rows = [(f"one {gpu}", found.gpu_bytes)] + [(bars[name], found.parts[name]) for name in bars]
     totals = [(f"{found.num_cached_tokens:,}", "tokens fit"), (f"{found.num_sequences:,}", f"conversations fit, {concurrency:,} wanted")]
     cost = found.recompute_seconds_per_minute
@@ -101,7 +103,7 @@ shared = [0, *(2**k for k in range(5, 15))]
 # Controls folded away under "Assumptions".
 assumptions = {
     "concurrency": panel.Slider("wanted", 64, conversations),
-    "group": panel.Slider("GPUs a group", 16, [1, 2, 4, 8, 16], only_steps=True),
+    "groups": panel.Slider("groups of GPUs", 1, [1, 2, 4, 8], only_steps=True),
     "weights": panel.Choice("weights", "as released", weight_dtypes),
     "reserve": panel.Slider("reserve [%]", 10, range(51)),
     "k_dtype": panel.Choice("key dtype", "bf16", dtypes),
@@ -126,7 +128,7 @@ panel.Panel(
 # %% [markdown]
 # 39 is 79 GiB divided by 2 GiB. The weights take the GPU first. Move *GPUs* from 1 to 2: the weights are paid once, so the second
 # GPU brings 35 conversations where the first brought 5. From 8 to 16 GPUs nothing doubles: Qwen3-32B has 8 KV heads, and a group of 16 stores each
-# twice. Under *Assumptions* two groups of 8 have their own weights and their own heads.
+# twice. Two *groups* of 8 (under *Assumptions*), each with weights of its own, hold 508 conversations instead of 269.
 #
 # ## The formula
 #
@@ -164,6 +166,9 @@ qwen, h100 = models.find_model("qwen3-32b"), models.load_devices()["H100 80GB"]
 one_sequence = memory.sequence_kv_bytes(qwen, 8192, block_size=16)
 mine = my_sequences(0.9, h100.memory_bytes, models.released_weight_bytes("qwen3-32b"), 0, one_sequence, 0)
 assert mine == plan.plan("qwen3-32b", "H100 80GB", 8192).num_sequences
+[plan.plan("qwen3-32b", "H100 80GB", 8192, num_gpus=16, tensor_parallel=ranks).num_sequences for ranks in (16, 8)]
+
+# %%
 plan.plan("qwen3-32b", "H100 80GB", 8192, num_gpus=2, concurrency=64)
 
 # %% [markdown]
