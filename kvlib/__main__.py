@@ -74,7 +74,7 @@ def _command(commands, function, words, example):
         epilog=f"example: python -m kvlib {name} {example}",
     )
     for name, parameter in inspect.signature(function).parameters.items():
-        if name not in _OPTIONS:
+        if name == "progress":
             continue
         kind, words = _OPTIONS[name]
         flag, default = "--" + name.replace("_", "-"), parameter.default

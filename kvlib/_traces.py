@@ -155,7 +155,7 @@ class PrefixTrace:
         return cls(chains, input_tokens=input_tokens, block_size=size, **columns)
 
     def __repr__(self):
-        num_blocks, distinct = len(self.block_ids), len(np.unique(self.block_ids))
+        num_blocks, distinct = len(self.block_ids), np.count_nonzero(self._uses[0] < 0)
         blocks = f"{num_blocks:,} blocks of {self.block_size:,} tokens, {distinct:,} different"
         who = ", ".join(map(str, self.tenant_names[:4])) + ", ..." * (len(self.tenant_names) > 4)
         return f"PrefixTrace({len(self.tenant):,} requests; {blocks}; tenants {who})"

@@ -113,9 +113,8 @@ class Slider(_Control):
     def _typed(self, change):
         value = change.new
         if self._only_steps and value not in self.steps:
-            is_ahead = self.steps > value if value > self.value else self.steps < value
-            nearest = np.abs(self.steps - value) + np.where(is_ahead, 0.0, np.inf)
-            value = self.steps[nearest.argmin()].item()
+            at = int(np.searchsorted(self.steps, value))
+            value = self.steps[at if value > self.value else at - 1].item()
         with _ONE_AT_A_TIME:
             self.value = value
 

@@ -240,6 +240,7 @@ def plan(
     free = gpu_bytes - weight_bytes - reserve
     budget = max(0, free)
 
+    block_size = whole("block_size", block_size, low=1)
     need = _Need(shape, context, (dtype, ranks), block_size, prefix_tokens)
     fitting = need.fitting(budget, need.in_blocks)
     asked = 0 if concurrency is None else whole("concurrency", concurrency, low=1)
@@ -303,7 +304,6 @@ class _Need:
         self.in_blocks = total(memory.sequence_kv_bytes(shape, num_tokens, *how, block_size))
         self.by_token = total(memory.sequence_kv_bytes(shape, num_tokens, *how))
         self.scales = total(memory.scale_kv_bytes(shape, num_tokens, *how))
-        block_size = whole("block_size", block_size, low=1)
         self.block_bytes = block_size * memory.kv_bytes_per_token(shape, *how)
         if not self.block_bytes:
             raise ValueError(f"shape={shape.name!r}; no layer keeps tokens. Nothing needs a plan.")
@@ -444,14 +444,11 @@ def _log_normal(mean, p99):
 
 def _size(name, value, low=0):
     """Read bytes, or a size as people write it."""
-    if isinstance(value, str) and value.strip() != "0":
+    if isinstance(value, str):
         if value.rstrip().endswith("/s"):
             raise ValueError(f"{name}={value!r}; it is a bandwidth. Write a size, '24 GiB'.")
-        try:
-            value = parse_bytes(value)
-        except ValueError as problem:
-            raise ValueError(str(problem).replace("text=", f"{name}=", 1)) from None
-    return whole(name, 0 if isinstance(value, str) else value, low=low)
+        value = 0 if value.strip() == "0" else parse_bytes(value, name=name)
+    return whole(name, value, low=low)
 
 
 def _gpu_bytes(gpu):

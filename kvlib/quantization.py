@@ -143,16 +143,16 @@ class QuantizedTensor:
         pooled = token_axis is None or self.granularity == "token"
         last = [axis] if pooled else [token_axis, axis]
         order = [i for i in range(ndim) if i not in last] + last
-        vars(self).update(bits=bits, axis=axis, token_axis=token_axis)
-        vars(self).update(_order=order, _kept=len(last))
+        vars(self).update(axis=axis, token_axis=token_axis, _order=order, _kept=len(last))
         batch, *flat = self._merged(self.shape)
         run = max(1, *flat) if self.group_size is None else self.group_size
         run = whole("group_size", run, low=1)
-        vars(self).update(group_size=None if self.group_size is None else run)
         alone = {"channel": 1, "token": 0}.get(self.granularity)  # axis whose entries share nothing
         tile = [1 if i == alone else max(1, min(run, count)) for i, count in enumerate(flat)]
         lowest = {None: 1 - half, "point": -half, "minimum": 0}[self.zero]
         vars(self).update(
+            bits=bits,
+            group_size=None if self.group_size is None else run,
             _flat=(batch, *flat),
             _tile=tile,
             _grid=(batch, *(_ceil(count, run) for count, run in zip(flat, tile, strict=True))),
@@ -627,11 +627,10 @@ def quantize(
     for every value of a group that float32 holds, with the scale as stored. A scale is the nearest
     number of its dtype, or one of the next two up where nearest would leave the largest value
     beyond the last code. A stored minimum is the next number of its dtype at or below the lowest
-    value. Symmetric
-    quotients are float32 (float64 for a float64 tensor): a tie misjudged by the division costs half
-    an ulp at most, the product that reads back another half. Quotients with an offset are float64,
-    and reading back rounds once. So a float16 scale adds no term of its own; a float16 output of
-    `dequantize` adds its own rounding. The scale of a group of zeros is 0.
+    value. Symmetric quotients are float32 (float64 for a float64 tensor): a tie misjudged by the
+    division costs half an ulp at most, the product that reads back another half. Quotients with an
+    offset are float64, and reading back rounds once. So a float16 scale adds no term of its own; a
+    float16 output of `dequantize` adds its own rounding. The scale of a group of zeros is 0.
 
     References
     ----------

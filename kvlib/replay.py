@@ -519,13 +519,20 @@ def table(results):
     tenants = tenants if len(tenants) > 1 else {}
     head = ["policy", "capacity [blocks]", "blocks found", "tokens found", "recompute p99 [s]"]
     rows = [[*head, "above quota", *(f"{name} finds" for name in tenants)]]
+
+    def percent(share):
+        return f"{100 * share:.1f} %"
+
     for result in results:
-        found = [result.block_hit_ratio, result.token_hit_ratio]
-        parts = [result.tenants[name].block_hit_ratio for name in tenants]
-        first, *others = (f"{share:.1%}".replace("%", " %") for share in (*found, *parts))
-        seconds, unfair = f"{result.recompute_seconds_p99:.3f}", f"{100 * result.unfairness:.1f} %"
-        rows.append([result.policy, f"{result.capacity_blocks:,}", first, others[0], seconds])
-        rows[-1] += [unfair, *others[1:]]
+        row = [
+            result.policy,
+            f"{result.capacity_blocks:,}",
+            percent(result.block_hit_ratio),
+            percent(result.token_hit_ratio),
+            f"{result.recompute_seconds_p99:.3f}",
+            percent(result.unfairness),
+        ]
+        rows.append(row + [percent(result.tenants[name].block_hit_ratio) for name in tenants])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows

@@ -1,7 +1,5 @@
 """What branches save when they keep one copy of their common prefix."""
 
-import math
-
 import numpy as np
 
 from kvlib._validate import whole_or_array
@@ -247,9 +245,9 @@ def shareable_tokens(prefix_tokens, prompt_tokens, block_size):
     return reusable // block_size * block_size
 
 
-def _product(name, *factors):
+def _product(name, one, other):
     """Multiply ints or int64 arrays of no negative numbers; int64 must hold an array's products."""
-    largest = math.prod(int(np.max(factor, initial=0)) for factor in factors)
-    if largest >= 2**63 and any(isinstance(factor, np.ndarray) for factor in factors):
+    largest = int(np.max(one, initial=0)) * int(np.max(other, initial=0))
+    if largest >= 2**63 and (isinstance(one, np.ndarray) or isinstance(other, np.ndarray)):
         raise ValueError(f"{name}={largest}; an int64 array cannot hold it. Pass ints.")
-    return factors[0] * factors[1]
+    return one * other

@@ -47,7 +47,7 @@ def format_bytes(num_bytes):
     return f"{num_bytes} B"
 
 
-def parse_bytes(text):
+def parse_bytes(text, *, name="text"):
     """Read a size or a bandwidth as people write it [bytes, or bytes/s].
 
     Parameters
@@ -55,6 +55,8 @@ def parse_bytes(text):
     text : str
         A number, a unit and, for a bandwidth, ``/s``: ``'24 GiB'`` (binary), ``'1 TB'`` or
         ``'3.35 TB/s'`` (decimal).
+    name : str, optional
+        What an error calls it.
 
     Returns
     -------
@@ -84,19 +86,23 @@ def parse_bytes(text):
     (1000000000000, 3350000000000, 16384)
     """
     if not isinstance(text, str):
-        raise TypeError(f"text={text!r}; it must be a string. Write a number and a unit, '24 GiB'.")
+        raise TypeError(
+            f"{name}={text!r}; it must be a string. Write a number and a unit, '24 GiB'."
+        )
     match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]+)(?:/s)?\s*", text)
     if not match:
         raise ValueError(
-            f"text={text!r}; it must be a number and a unit. Write '24 GiB' or '1 TB'."
+            f"{name}={text!r}; it must be a number and a unit. Write '24 GiB' or '1 TB'."
         )
     number, unit = match.groups()
     if unit not in _FACTOR:
         raise ValueError(
-            f"text={text!r}; {unit!r} could mean powers of 1,000 or of 1,024. "
+            f"{name}={text!r}; {unit!r} could mean powers of 1,000 or of 1,024. "
             f"Write one of {', '.join(_FACTOR)}."
         )
     num_bytes = Fraction(number.replace(",", "")) * _FACTOR[unit]
     if num_bytes.denominator != 1:
-        raise ValueError(f"text={text!r}; it must be a whole number of bytes. Use a smaller unit.")
+        raise ValueError(
+            f"{name}={text!r}; it must be a whole number of bytes. Use a smaller unit."
+        )
     return int(num_bytes)

@@ -383,16 +383,16 @@ panel.Panel(
 kept_exact = schemes.index("16 bits")
 
 
-def worst_and_best(part, error):
+def off_by(part, error, shown=("int4 per channel", "int4 per token")):
     rows = [table[layer, 32][error] for layer in sample]
     if error == "error":
         rows = [(row[:, kept_exact], row[kept_exact])[part] for row in rows]
     else:
         rows = [row[part] for row in rows]
-    return {scheme: [f"{100 * row[schemes.index(scheme)]:.1f} %" for row in rows] for scheme in ("int4 per channel", "int4 per token")}
+    return {scheme: [f"{100 * row[schemes.index(scheme)]:.1f} %" for row in rows] for scheme in shown}
 
 
-{name: worst_and_best(part, error) for name, part, error in (
+{name: off_by(part, error) for name, part, error in (
     ("keys, attention output", 0, "error"), ("values, attention output", 1, "error"), ("values, root mean square", 1, "rmse"))}
 
 # %% [markdown]
@@ -402,13 +402,8 @@ def worst_and_best(part, error):
 # loud channels and lose 2 %. The attention output, keys or values alone, layers 4, 14 and 26:
 
 # %%
-def off_by(scheme, part):
-    at = schemes.index(scheme)
-    errors = [float(table[layer, 32]["error"][(at, kept_exact) if part == "keys" else (kept_exact, at)]) for layer in sample]
-    return [f"{100 * error:.1f} %" for error in errors]
-
-
-{part: {scheme: off_by(scheme, part) for scheme in ("fp8", "int8 per token", "int4 per channel")} for part in ("keys", "values")}
+beside_fp8 = "fp8", "int8 per token", "int4 per channel"
+{name: off_by(part, "error", beside_fp8) for part, name in enumerate(("keys", "values"))}
 
 # %% [markdown]
 # A scale from the data, so that the largest key is 448, does not help: it moves the grid and leaves its steps as wide. Keys alone, again:

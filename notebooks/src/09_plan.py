@@ -31,7 +31,7 @@ from kvlib import checks, eviction, figures, memory, models, panel, plan, replay
 
 # %% jupyter={"source_hidden": true}
 # What the controls of all three panels mean for plan.plan; its defaults are left out of the call that is shown.
-plain = {"num_gpus": 1, "weights": None, "memory_fraction": 0.9, "dtype": "bf16", "block_size": 16, "prefix_tokens": 0}
+plain = {"num_gpus": 1, "tensor_parallel": None, "weights": None, "memory_fraction": 0.9, "dtype": "bf16", "block_size": 16, "prefix_tokens": 0}
 
 
 def settings(k_dtype="bf16", v_dtype="bf16", weights="as released", reserve=10, **others):
@@ -79,7 +79,7 @@ bars |= {"scales": "− scales (chapter 5)", "unused": "− too little for one m
 
 
 def size(context, model, gpu, num_gpus, concurrency, groups, **others):
-    given = settings(num_gpus=groups * num_gpus, **others) | ({"tensor_parallel": num_gpus} if groups > 1 else {})
+    given = settings(num_gpus=groups * num_gpus, tensor_parallel=num_gpus if groups > 1 else None, **others)
     found = plan.plan(model, gpu, context, concurrency=concurrency, **given)
     call = panel.as_python(plan.plan, model, gpu, context, **given | {"concurrency": concurrency}) + ".num_sequences"
     where = f"{model} on {num_gpus} x {gpu}" + (f", {groups} such groups" if groups > 1 else "")
