@@ -491,6 +491,10 @@ class ReplayResult(HitFigures):
         return table([self])
 
 
+def _percent(share):
+    return f"{100 * share:.1f} %"
+
+
 def table(results):
     """Put replays beside each other, one line each [text].
 
@@ -519,20 +523,16 @@ def table(results):
     tenants = tenants if len(tenants) > 1 else {}
     head = ["policy", "capacity [blocks]", "blocks found", "tokens found", "recompute p99 [s]"]
     rows = [[*head, "above quota", *(f"{name} finds" for name in tenants)]]
-
-    def percent(share):
-        return f"{100 * share:.1f} %"
-
     for result in results:
         row = [
             result.policy,
             f"{result.capacity_blocks:,}",
-            percent(result.block_hit_ratio),
-            percent(result.token_hit_ratio),
+            _percent(result.block_hit_ratio),
+            _percent(result.token_hit_ratio),
             f"{result.recompute_seconds_p99:.3f}",
-            percent(result.unfairness),
+            _percent(result.unfairness),
         ]
-        rows.append(row + [percent(result.tenants[name].block_hit_ratio) for name in tenants])
+        rows.append(row + [_percent(result.tenants[name].block_hit_ratio) for name in tenants])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
